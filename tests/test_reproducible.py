@@ -19,7 +19,6 @@ from mpi4py import MPI
 
 import hpccomm as hc
 from hpccomm.exact import rows as exact_rows
-from hpccomm.exact import sums as exact_sums
 from hpccomm.exact.sums import CHUNK, HUGE, SPARE
 from hpccomm.native import room
 
@@ -34,7 +33,6 @@ from .exact import (
     every_kind,
     near_a_tie,
     near_one,
-    of_all_sizes,
     subnormal,
     total,
 )
@@ -54,9 +52,8 @@ def world() -> Iterator[hc.ProcessGroup]:
 @pytest.fixture(params=["compiled", "python"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "python":
-        monkeypatch.setattr(exact_sums, "two_grid_sums", lambda *_: None)
-        monkeypatch.setattr(exact_sums, "product_sums", lambda *_: None)
-        monkeypatch.setattr(exact_sums, "exact_products", lambda *_: False)
+        monkeypatch.setattr(exact_rows, "two_grid_sums", lambda *_: None)
+        monkeypatch.setattr(exact_rows, "product_sums", lambda *_: None)
         monkeypatch.setattr(exact_rows, "add_rows", None)
         monkeypatch.setattr(exact_rows, "extent", lambda _: None)
 
@@ -104,12 +101,11 @@ def test_the_messages_of_any_number_of_ranks_have_one_sum(kind: Kind) -> None:
     expected = closest(total(values))
     for ranks in (*range(1, 9), 1000):
         own = np.split(rng.permutation(values), np.sort(rng.integers(0, 3001, ranks - 1)))
-        sums = [exact_sums.ExactSum() for _ in own]
+        whole, *sums = [exact_rows.ExactRows(1, exact_rows.ANYTHING, ranks) for _ in (0, *own)]
         for each, part in zip(sums, own):
-            each.add(part)
-        whole = exact_sums.ExactSum()
-        whole.receive(sum(each.message() for each in sums))
-        assert_is(whole.rounded(np.dtype(np.float64)), expected)
+            each.add(part[None])
+            whole.memory += each.memory
+        assert_is(whole.rounded(np.dtype(np.float64))[0], expected)
 
 
 @every_kind
@@ -212,7 +208,7 @@ def test_the_compiled_room_sums_what_two_grids_have_room_for(n: int) -> None:
     rng = np.random.default_rng(n)
     for low, high in ((-44, 0), (-1074, -1040), (950, 990)):
         values = np.ldexp(rng.uniform(-1, 1, n), rng.integers(low, high, n))
-        parts = exact_sums.two_grid_sums(values, 0, CHUNK, SPARE, HUGE)
+        parts = exact_rows.two_grid_sums(values, 0, CHUNK, SPARE, HUGE)
         if n == 0:
             assert parts is None
             continue
@@ -223,7 +219,7 @@ def test_the_compiled_room_sums_what_two_grids_have_room_for(n: int) -> None:
     for other in (INF, -INF, NAN, -NAN, 2.0**1000, 2.0**-200):
         values = np.ones(n + 1)
         values[rng.integers(n + 1)] = other
-        assert exact_sums.two_grid_sums(values, 0, CHUNK, SPARE, HUGE) is None or (n == 0 and other == 2.0**-200)
+        assert exact_rows.two_grid_sums(values, 0, CHUNK, SPARE, HUGE) is None or (n == 0 and other == 2.0**-200)
 
 
 @in_both_ways
@@ -254,8 +250,8 @@ def test_the_compiled_room_goes_on_until_a_number_does_not_fit() -> None:
     for other in (4.0, -4.0, NAN, INF, 1.1 * 2.0**-90):
         values[70] = other
         for calls in (
-            lambda start: exact_sums.two_grid_sums(values, start, 10, SPARE, HUGE),
-            lambda start: exact_sums.product_sums(values, np.ones(100), start, 10, SPARE, HUGE),
+            lambda start: exact_rows.two_grid_sums(values, start, 10, SPARE, HUGE),
+            lambda start: exact_rows.product_sums(values, np.ones(100), start, 10, SPARE, HUGE),
         ):
             end, integers = calls(20)  # type: ignore[misc]
             assert end == 70
@@ -272,30 +268,11 @@ def test_the_compiled_room_adds_up_products_and_their_errors(n: int) -> None:
         x, y = (np.ldexp(rng.uniform(0.5, 1, n), rng.integers(low, high, n)) for _ in range(2))
         y *= rng.choice([-1.0, 1.0], n)
         x[::3] = 0.0
-        found = exact_sums.product_sums(x, y, 0, CHUNK, SPARE, HUGE)
+        found = exact_rows.product_sums(x, y, 0, CHUNK, SPARE, HUGE)
         assert found is not None
         assert found[0] == n
         expected = sum((Fraction(a) * Fraction(b) for a, b in zip(x.tolist(), y.tolist())), Fraction(0))
         assert sum(number * Fraction(2) ** exponent for number, exponent in found[1]) == expected
-
-
-@pytest.mark.serial
-@pytest.mark.skipif(room is None, reason="no compiled room")
-@pytest.mark.parametrize("n", [*range(10), 1023])
-def test_the_compiled_room_multiplies_what_has_an_error_in_float64(n: int) -> None:
-    rng = np.random.default_rng(n)
-    for low, high in ((-40, 40), (-470, -430), (450, 500)):
-        x, y = (np.ldexp(rng.uniform(-1, 1, n), rng.integers(low, high, n)) for _ in range(2))
-        x[::3] = 0.0
-        product, error = np.full((2, n), NAN)
-        assert exact_sums.exact_products(x, y, product, error)
-        for a, b, p, e in zip(*(each.tolist() for each in (x, y, product, error))):
-            assert Fraction(a) * Fraction(b) == Fraction(p) + Fraction(e)
-            assert p == a * b
-    for other in (INF, -INF, NAN, 2.0**1000, 2.0**-962, 2.0**-1074):
-        x = np.ones(n + 1)
-        x[rng.integers(n + 1)] = other
-        assert not exact_sums.exact_products(x, np.ones(n + 1), *np.empty((2, n + 1)))
 
 
 @several
@@ -360,20 +337,23 @@ def test_rows_have_different_special_values() -> None:
     assert result is None or np.isnan(result[3])
 
 
-def test_carries_are_taken_before_limbs_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = np.stack([of_all_sizes(np.random.default_rng(6), 3 * CHUNK), near_one(np.random.default_rng(6), 3 * CHUNK)])
-    expected = hc.reproducible_sum(rows, axis=1)
-    monkeypatch.setattr(exact_rows, "MANY", 2)
-    carries = []
-    carry = exact_rows.ExactRows.carry
-
-    def counted(self: exact_rows.ExactRows) -> None:
-        carries.append(1)
-        carry(self)
-
-    monkeypatch.setattr(exact_rows.ExactRows, "carry", counted)
-    assert bits(hc.reproducible_sum(rows, axis=1)) == bits(expected)
-    assert len(carries) > 5
+@pytest.mark.serial
+@pytest.mark.parametrize("ranks", [1, 1023, 1 << 20, (1 << 31) - 1])
+@pytest.mark.parametrize("rows", [1, 9])
+def test_carries_are_taken_before_digits_overflow(rows: int, ranks: int) -> None:
+    sums = exact_rows.ExactRows(rows, (1024, 1074, 0), ranks)
+    expected = Fraction(0)
+    for i in range(5000):
+        number, exponent = (1 << 62) - 1 - i, (-i % 7) - 30
+        sums._add_integers(0, -number, exponent)
+        sums._add_integers(slice(None), np.full(rows, number), exponent)
+        expected += number * Fraction(2) ** exponent
+    sums.add(np.zeros((rows, 0)))
+    assert ranks * int(abs(sums.digits).max()) < 1 << 63  # so the other ranks' can be added
+    result = sums.rounded(np.dtype("f8"))
+    assert_is(result[0], 0.0)
+    for value in result[1:]:
+        assert_is(value, closest(expected))
 
 
 # -- products ----------------------------------------------------------------------------------------

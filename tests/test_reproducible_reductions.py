@@ -13,8 +13,7 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
-from hpccomm.exact.elements import Digits
-from hpccomm.exact.rows import bits_of
+from hpccomm.exact.rows import ExactRows, bits_of
 from hpccomm.exact.sums import CHUNK, PRECISION
 
 from .arrays import LAYOUTS
@@ -195,32 +194,37 @@ def test_gradient_buckets(op: str) -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 1000, 4096])
 def test_digits_of_many_ranks_have_room_in_an_int64(kind: Kind, ranks: int) -> None:
     columns = np.stack([kind(np.random.default_rng(7), ranks), np.full(ranks, 1.0), np.full(ranks, -(2.0 - 2.0**-52))])
-    agreed = bits_of(columns)
-    digits = Digits(agreed, ranks)
-    assert ranks * (1 << digits.width) <= 1 << 63
-    memory = sum(digits.of(column) for column in columns.T)
-    expected = np.array([math.fsum(row) for row in columns])
-    assert_are(digits.rounded(memory, np.dtype(np.float64)), expected)
+    columns = np.repeat(columns, 3, axis=0)  # more than a few sums
+    whole, *sums = [ExactRows(9, bits_of(columns), ranks, 0) for _ in range(ranks + 1)]
+    assert ranks * (1 << whole.width) <= 1 << 63
+    for each, column in zip(sums, columns.T):
+        each.cut(column)
+        whole.memory += each.memory
+    assert_are(whole.rounded(np.dtype(np.float64)), np.array([math.fsum(row) for row in columns]))
 
 
 @pytest.mark.serial
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
 @pytest.mark.parametrize("exponent", [-1074, -130, -30, 0, 900])
-def test_both_ways_of_rounding_are_one(dtype: str, exponent: int) -> None:
+def test_all_ways_of_rounding_are_one(dtype: str, exponent: int) -> None:
     rng = np.random.default_rng([abs(exponent), len(dtype)])
-    agreed = (exponent + 60, -exponent, 0)
-    digits = Digits(agreed, 3)
-    assert digits.count == 2
-    memory = rng.integers(-(1 << 53), 1 << 53, (2, 5000)) >> rng.integers(0, 53, (2, 5000))
-    memory[1] >>= digits.width - 9
+    sums = ExactRows(5000, (exponent + 60, -exponent, 0), 3, 0)
+    memory = sums.memory
+    assert len(memory) == 2
+    memory[...] = rng.integers(-(1 << 53), 1 << 53, memory.shape) >> rng.integers(0, 53, memory.shape)
+    memory[1] >>= sums.width - 9
     memory[0, :600] = np.repeat([1 << 29, 1 << 28, 3 << 28], 200) + np.tile([-1, 0, 1], 200)  # near a tie
-    at_once = digits.rounded(memory, np.dtype(dtype))
-    by_limbs = np.empty_like(at_once)
-    by_limbs[...] = digits._rounded_by_limbs(memory, np.dtype(dtype))
-    assert_are(at_once, by_limbs)
-    sums = [(int(low) + (int(high) << digits.width)) * Fraction(2) ** exponent for low, high in memory[:, ::100].T]
+    at_once = sums.rounded(np.dtype(dtype))
+    with np.errstate(all="ignore"):
+        by_digits = sums._all_closest(memory, np.dtype(dtype)).astype(dtype)
+    assert_are(at_once, by_digits)
+    few = ExactRows(8, (exponent + 60, -exponent, 0), 3, 0)
+    for start in range(0, 600, 8):
+        few.memory[...] = memory[:, start : start + 8]
+        assert_are(few.rounded(np.dtype(dtype)), at_once[start : start + 8])
+    exact = [(int(low) + (int(high) << sums.width)) * Fraction(2) ** exponent for low, high in memory[:, ::100].T]
     with np.errstate(over="ignore"):
-        expected = [math.copysign(closest(each, dtype), each) for each in sums]
+        expected = [math.copysign(closest(each, dtype), each) for each in exact]
         assert_are(at_once[::100], np.array(expected).astype(dtype))
 
 
@@ -275,4 +279,4 @@ def test_other_sizes_and_dtypes_are_refused_on_all_ranks(async_op: bool) -> None
 def test_kinds_of_dtypes_have_a_precision() -> None:
     for dtype in DTYPES:
         part = np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype
-        assert PRECISION[part.name][0] == ml_dtypes.finfo(part).nmant + 1
+        assert PRECISION[part.name] == ml_dtypes.finfo(part).nmant + 1

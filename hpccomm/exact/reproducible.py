@@ -20,8 +20,8 @@ from ..core.group import ProcessGroup
 from ..core.late import ON_THE_HOST, late
 from ..core.reduce_op import ReduceOp
 from ..errors import UnsupportedOperationError, here
-from .rows import NOTHING, ExactRows, bits_of
-from .sums import LAST_BIT_OF_PRODUCTS, PRECISION, ExactSum, real_dtype
+from .rows import ANY_PRODUCTS, ANYTHING, NOTHING, Bits, ExactRows, bits_of
+from .sums import PRECISION, real_dtype
 
 if TYPE_CHECKING:
     from ..core.annotations import Array, Integer
@@ -76,17 +76,17 @@ def reproducible_sum(array: Array, axis: Integer | Sequence[Integer] | None = No
     name = "reproducible_sum"
     values = _host(name, "array", array)
     axes = _axes(name, axis, values.ndim)
-    if _is_outside(name, group):
+    if not (ranks := _ranks(name, group)):
         return None
     if len(axes) < values.ndim:
-        return _sum_over_axes(name, values, axes, group)
+        return _sum_over_axes(name, values, axes, group, ranks)
     if values.dtype.kind in "biu":
         return _over_ranks(np.asarray(values.sum()), group)[()]
     sums = []
     for part in _real_parts(values):
-        sums.append(ExactSum())
-        sums[-1].add(part.ravel("K"))
-    return _joined(_exchanged(sums, group), values.dtype)
+        sums.append(ExactRows(1, ANYTHING, ranks))
+        sums[-1].add(part.ravel("K")[None])
+    return _rounded(sums, values.dtype, group)
 
 
 def reproducible_dot(x: Array, y: Array, group: Group | None = None) -> Any:
@@ -130,19 +130,19 @@ def reproducible_dot(x: Array, y: Array, group: Group | None = None) -> Any:
     checks.alike(name, "x and y", "cpu", a, "cpu", b)
     if a.shape != b.shape:
         raise ValueError(f"{name}: x and y have the shapes {a.shape} and {b.shape}; expected the same{here()}")
-    if _is_outside(name, group):
+    if not (ranks := _ranks(name, group)):
         return None
     if a.dtype.kind in "biu":
         wide = np.dtype(np.uint64 if a.dtype.kind == "u" else np.int64)
         return _over_ranks(np.asarray((a.astype(wide) * b.astype(wide)).sum()), group)[()]
     left, right = ([part.ravel() for part in _real_parts(each)] for each in (a, b))
-    sums = [ExactSum(LAST_BIT_OF_PRODUCTS) for _ in left]
+    sums = [ExactRows(1, ANY_PRODUCTS, ranks) for _ in left]
     sums[0].add_products(left[0], right[0])
     if len(sums) == 2:
-        sums[0].add_products(left[1], right[1], sign=-1)
+        sums[0].add_products(left[1], right[1], is_subtracted=True)
         sums[1].add_products(left[0], right[1])
         sums[1].add_products(left[1], right[0])
-    return _joined(_exchanged(sums, group), a.dtype)
+    return _rounded(sums, a.dtype, group)
 
 
 def reproducible_norm(x: Array, group: Group | None = None) -> Any:
@@ -174,15 +174,15 @@ def reproducible_norm(x: Array, group: Group | None = None) -> Any:
     5e+300
     """
     values = _host("reproducible_norm", "x", x)
-    if _is_outside("reproducible_norm", group):
+    if not (ranks := _ranks("reproducible_norm", group)):
         return None
     if values.dtype.kind in "biu":
         values = values.astype(np.float64)
-    total = ExactSum(LAST_BIT_OF_PRODUCTS)
+    total = ExactRows(1, ANY_PRODUCTS, ranks)
     for part in _real_parts(values):
         flat = part.ravel("K")
         total.add_products(flat, flat)
-    return _exchanged([total], group)[0].root(real_dtype(values.dtype))
+    return _rounded([total], real_dtype(values.dtype), group, of_roots=True)
 
 
 def _host(operation: str, argument: str, array: Array) -> Any:
@@ -196,16 +196,16 @@ def _host(operation: str, argument: str, array: Array) -> Any:
     return view if device == "cpu" else late(ON_THE_HOST)(view)
 
 
-def _is_outside(operation: str, group: Group | None) -> bool:
-    """Return whether this rank is not in the group, with the warning of every operation then; refuse in a block."""
+def _ranks(operation: str, group: Group | None) -> int:
+    """Return the number of ranks; outside the group 0, with the warning of every operation. Refuse in a block."""
     members = member(group)
     if isinstance(members, ProcessGroup):
         block = members.door.block
         if block is not None and block.is_of_this_thread():
             block.refuse(operation)
-        return False
+        return members.size
     members.warn(operation)
-    return True
+    return 0
 
 
 def _axes(operation: str, axis: Integer | Sequence[Integer] | None, dimensions: int) -> tuple[int, ...]:
@@ -223,25 +223,20 @@ def _real_parts(values: Any) -> list[Any]:
     return [values.real, values.imag] if values.dtype.kind == "c" else [values]
 
 
-def _joined(sums: Sequence[ExactSum], dtype: np.dtype[Any]) -> Any:
-    parts = [each.rounded(real_dtype(dtype)) for each in sums]
-    return parts[0] if len(parts) == 1 else dtype.type(complex(*parts))
-
-
 def _over_ranks(integers: Any, group: Group | None) -> Any:
     all_reduce(integers, group=group)
     return integers
 
 
-def _exchanged(sums: list[ExactSum], group: Group | None) -> list[ExactSum]:
-    """Make all ranks' sums one, in one message."""
-    messages = _over_ranks(np.stack([each.message() for each in sums]), group)
-    for each, message in zip(sums, messages):
-        each.receive(message)
-    return sums
+def _rounded(sums: Sequence[ExactRows], dtype: np.dtype[Any], group: Group | None, of_roots: bool = False) -> Any:
+    """Add up all ranks' sums of one row, the parts of a number of `dtype`, in one message; round the result."""
+    memories = _over_ranks(np.stack([each.memory for each in sums]), group)
+    for each, memory in zip(sums, memories):
+        each.memory[...] = memory
+    return np.concatenate([each.rounded(real_dtype(dtype), of_roots) for each in sums]).view(dtype)[0]
 
 
-def _sum_over_axes(operation: str, values: Any, axes: tuple[int, ...], group: Group | None) -> Any:
+def _sum_over_axes(operation: str, values: Any, axes: tuple[int, ...], group: Group | None, ranks: int) -> Any:
     kept = [i for i in range(values.ndim) if i not in axes]
     shape = tuple(values.shape[i] for i in kept)
     if values.dtype.kind in "biu":
@@ -257,7 +252,7 @@ def _sum_over_axes(operation: str, values: Any, axes: tuple[int, ...], group: Gr
     bits = _agreed(operation, [bits_of(part) for part in parts], shape, values.dtype, group)
     result = np.empty(shape, values.dtype)
     for out, part in zip(_real_parts(result), parts):
-        rows = ExactRows(len(part), bits)
+        rows = ExactRows(len(part), bits, ranks)
         rows.add(part)
         _over_ranks(rows.memory, group)
         out[...] = rows.rounded(out.dtype).reshape(shape)
@@ -265,8 +260,8 @@ def _sum_over_axes(operation: str, values: Any, axes: tuple[int, ...], group: Gr
 
 
 def _agreed(
-    operation: str, bits: list[tuple[int, int, int]], shape: tuple[int, ...], dtype: np.dtype[Any], group: Group | None
-) -> tuple[int, int, int]:
+    operation: str, bits: list[Bits], shape: tuple[int, ...], dtype: np.dtype[Any], group: Group | None
+) -> Bits:
     """Return the largest `bits` of all ranks, which have the same shape and dtype."""
     code = zlib.crc32(f"{shape} {dtype}".encode())
     message = np.array([*np.max(bits, axis=0), code, -code], np.int64)

@@ -1,10 +1,15 @@
-"""Many sums without rounding at once: `exact_sums` for each row of an array, in limbs of the exponents that occur."""
+"""Sums without rounding, a row of numbers each: integers in digits, which all ranks can add up, and rounded once.
+
+The digits of a sum are int64, with so many bits free that those of all ranks can be added: by any backend, in any
+order (R. Hallberg, A. Adcroft: An order-invariant real-to-integer conversion sum, Parallel Computing 40, 2014).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import frexp, inf
-from typing import Any
+from itertools import pairwise
+from math import frexp, inf, isqrt, ldexp
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -13,23 +18,34 @@ from .sums import (
     CHUNK,
     HUGE,
     LAST_BIT,
-    LIMB,
-    MANY,
-    MASK,
+    PART,
     PRECISION,
     SPARE,
+    contiguous,
     count_specials,
     grid_sums,
     largest,
     need_subnormals,
+    product_with_error,
 )
+
+Bits: TypeAlias = tuple[int, int, int]  # as `bits_of` returns them
+Parts: TypeAlias = tuple[int, list[tuple[int, int]]]  # where a sum ends, and integers with their exponents
 
 try:
     if room is None:  # it is not wanted
         raise ImportError
-    from ..native._sums import add_rows, extent
+    from ..native._sums import add_rows, extent, product_sums, two_grid_sums
 except ImportError:
     add_rows = None  # type: ignore[assignment]
+
+    def two_grid_sums(values: Any, start: int, chunk: int, spare: int, huge: float) -> Parts | None:
+        """Leave it to `grid_sums`."""
+        return None
+
+    def product_sums(x: Any, y: Any, start: int, chunk: int, spare: int, huge: float) -> Parts | None:
+        """Leave it to `product_with_error`."""
+        return None
 
     def extent(values: Any) -> tuple[float, float] | None:
         """Leave it to `bits_of`."""
@@ -37,11 +53,16 @@ except ImportError:
 
 
 NARROW = 256  # columns of a chunk, where there are many rows
-NOTHING = (-4096, -4096, 0)
+FEW = 8  # sums, which are rounded in Python: for more, NumPy is faster
+NOTHING: Bits = (-4096, -4096, 0)
+ANYTHING: Bits = (1024, -LAST_BIT, 1)
+ANY_PRODUCTS: Bits = (2048, -2 * LAST_BIT, 1)
+WIDEST = 53  # bits of a digit: those of a float64
+OF_A_ROW = 64 + WIDEST  # bits above its numbers: for the sum of 2^64 of them, and a digit for the sign
 TWO_GRIDS = 2 * (52 - SPARE) - 1  # bits of which two grids leave nothing
 
 
-def bits_of(values: Any, precision: int = 53) -> tuple[int, int, int]:
+def bits_of(values: Any, precision: int = 53) -> Bits:
     """Return three numbers for an array, of which the largest over all ranks are needed.
 
     All values, of `precision` bits, are below 2^first and multiples of 2^-second; the third is 1 if something is not
@@ -81,41 +102,102 @@ def _chunks(rows: Any) -> Iterator[tuple[slice, Any]]:
 
 
 class ExactRows:
-    """The sums of some rows: `limbs[i]` counts 2^(`last_bit` + 32 i), `specials` nan, inf and -inf.
+    """The sums of some rows: `digits[i]` counts 2^(`last_bit` + `width` i), `specials` nan, inf and -inf.
 
     Parameters
     ----------
     count : int
         The number of rows.
     bits : tuple of int
-        The largest numbers that `bits_of` returns on any rank.
+        ANYTHING, ANY_PRODUCTS, or the largest numbers that `bits_of` returns on any rank.
+    ranks : int
+        How many ranks' memory is added.
+    above : int
+        The bits that a sum on one rank may have beyond those of its numbers.
     """
 
-    def __init__(self, count: int, bits: tuple[int, int, int]) -> None:
+    def __init__(self, count: int, bits: Bits, ranks: int, above: int = OF_A_ROW) -> None:
+        need_subnormals()
         first, second, self.has_specials = self._bits = bits
+        self.width = min(WIDEST, 63 - ranks.bit_length())
         self.last_bit = -second
-        size = 0 if first == NOTHING[0] else (first + second) // LIMB + 4  # 64 bits for 2^64 numbers, one for the sign
+        size = max(3 if above else 0, -(-(first + second + above) // self.width))
         self.memory = np.zeros((size + 3 * self.has_specials, count), np.int64)
-        self.limbs, self.specials = self.memory[:size], self.memory[size:]
+        self.digits, self.specials = self.memory[:size], self.memory[size:]
+        self._fits_two_floats = size <= 2 and first + second + above + ranks.bit_length() <= self.width + WIDEST
+        self._many = 1 << (62 - self.width)  # additions for which a digit has room
         self._additions = 0
 
     def add(self, rows: Any) -> None:
         """Add the elements of each row."""
         first, second, has_specials = self._bits
         grid = max(first + 1 + SPARE, -1022)
-        if add_rows is not None and not has_specials and grid < frexp(HUGE)[1] and first + second <= TWO_GRIDS:
+        if len(rows) == 1:
+            self._add_row(rows[0])
+        elif add_rows is not None and not has_specials and grid < frexp(HUGE)[1] and first + second <= TWO_GRIDS:
             self._add_on_two_grids(rows, grid)
-            return
-        for chosen, chunk in _chunks(rows):
-            top = largest(chunk)
-            if not top < inf:
-                for total, counted in zip(self.specials, count_specials(chunk)):
-                    total[chosen] += counted
-                chunk = np.where(np.isfinite(chunk), chunk, 0.0)
-                top = largest(chunk)
-            for sums, exponent in grid_sums(chunk, top):
-                self.add_integers(self.limbs[:, chosen], sums, exponent - self.last_bit)
-        self.carry()
+        else:
+            for chosen, chunk in _chunks(rows):
+                self._add_chunk(chosen, chunk)
+        self._carry()
+
+    def add_products(self, x: Any, y: Any, is_subtracted: bool = False) -> None:
+        """Add the product of each two elements of arrays of one dimension and of the same size to the only row."""
+        for a, b in contiguous(x, y):
+            if is_subtracted:
+                a = -a
+            if x.dtype.itemsize <= 4:  # 24 bits by 24 bits
+                self._add_row(a * b)
+                continue
+            start = 0
+            while start < a.size:
+                if parts := product_sums(a, b, start, CHUNK, SPARE, HUGE):
+                    start = self._add_parts(parts)
+                else:
+                    chunk = slice(start, start + PART)
+                    self._add_any_products(a[chunk], b[chunk])
+                    start += PART
+        self._carry()
+
+    def cut(self, values: Any) -> None:
+        """Take each element of a flat array as a row of its own."""
+        for start in range(0, values.size, PART):
+            chosen = slice(start, start + PART)
+            rest = values[chosen].astype(np.float64)
+            if self.has_specials:
+                self.specials[:, chosen] = count_specials(rest[:, None])
+                rest[~np.isfinite(rest)] = 0.0
+            with np.errstate(all="ignore"):  # what is too small in it is not in this digit
+                for i in reversed(range(len(self.digits))):
+                    exponent = self.last_bit + self.width * i
+                    digits = np.trunc(_scaled(rest, -exponent))
+                    self.digits[i, chosen] = digits
+                    rest -= digits * 2.0**exponent
+
+    def _add_row(self, values: Any) -> None:
+        for (numbers,) in contiguous(values):
+            start = 0
+            while start < numbers.size:
+                if parts := two_grid_sums(numbers, start, CHUNK, SPARE, HUGE):
+                    start = self._add_parts(parts)
+                else:
+                    self._add_chunk(slice(1), numbers[None, start : start + CHUNK])
+                    start += CHUNK
+
+    def _add_parts(self, parts: Parts) -> int:
+        end, integers = parts
+        for number, exponent in integers:
+            self._add_integers(0, number, exponent)
+        return end
+
+    def _add_chunk(self, chosen: slice, values: Any) -> None:
+        top = largest(values)
+        if not top < inf:
+            self.specials[:, chosen] += count_specials(values)
+            values = np.where(np.isfinite(values), values, 0.0)
+            top = largest(values)
+        for sums, exponent in grid_sums(values, top):
+            self._add_integers(chosen, sums, exponent)
 
     def _add_on_two_grids(self, rows: Any, grid: int) -> None:
         second = max(grid - 52 + SPARE, -1022)
@@ -129,64 +211,156 @@ class ExactRows:
                 add_rows(chunk, grid, second, CHUNK, np.empty((2, len(chunk)), np.uint64), own)
                 totals[:, chosen] += own
         for numbers, exponent in zip(totals, (grid - 20, grid - 52, second - 20, second - 52)):
-            self.add_integers(self.limbs, numbers, exponent - self.last_bit)
-        self.carry()
+            self._add_integers(slice(None), numbers, exponent)
 
-    def add_integers(self, limbs: Any, numbers: Any, bit: int) -> None:
-        """Add numbers * 2^bit, which are whole."""
+    def _add_any_products(self, x: Any, y: Any) -> None:
+        product, error, is_exact = product_with_error(x, y)
+        if not is_exact.all():
+            x, y = self._without_rare(x, y, product, is_exact)
+            product, error, _ = product_with_error(x, y)
+        self._add_row(product)
+        self._add_row(error)
+
+    def _without_rare(self, x: Any, y: Any, product: Any, is_exact: Any) -> tuple[Any, Any]:
+        """Add the products that `product_with_error` can't make, one at a time, and return the other factors."""
+        is_finite = np.isfinite(x) & np.isfinite(y)
+        self.specials[:, 0] += count_specials(np.where(is_finite, 0.0, product))
+        rare = ~is_exact & is_finite
+        for a, b in zip(x[rare].tolist(), y[rare].tolist()):
+            (m, e), (n, f) = frexp(a), frexp(b)
+            high, low = divmod(int(ldexp(m, 53)) * int(ldexp(n, 53)), 1 << 53)
+            self._add_integers(0, high, e + f - 53)
+            self._add_integers(0, low, e + f - 106)
+        return np.where(is_exact, x, 0.0), np.where(is_exact, y, 0.0)
+
+    def _add_integers(self, rows: slice | int, numbers: Any, exponent: int) -> None:
+        """Add numbers * 2^exponent, which are multiples of the last bit: an int64 for each row, or an int for one."""
+        bit = exponent - self.last_bit
         if bit < 0:
-            numbers = numbers >> min(-bit, 63)  # no digits are lost
-            bit = 0
-        first, shift = divmod(bit, LIMB)
-        low, high = (numbers & MASK) << shift, (numbers >> LIMB) << shift
-        for limb, digits in zip(limbs[first:], (low & MASK, (low >> LIMB) + (high & MASK), high >> LIMB)):
-            limb += digits
+            numbers, bit = numbers >> -bit, 0  # no digits are lost
+        first, shift = divmod(bit, self.width)
+        rest, mask = numbers >> (self.width - shift), (1 << self.width) - 1
+        self.digits[first, rows] += (numbers << shift) & mask
+        self.digits[first + 1, rows] += rest & mask
+        self.digits[first + 2, rows] += rest >> self.width
         self._additions += 1
-        if self._additions == MANY:
-            self.carry()
+        if self._additions == self._many:
+            self._carry()
 
-    def carry(self) -> None:
-        """Bring all limbs but the last, which has the sign, to 0 <= limb < 2^32."""
+    def _carry(self) -> None:
+        """Bring all digits but the last, which has the sign, to -1 <= digit <= 2^width."""
         self._additions = 0
-        for lower, upper in zip(self.limbs, self.limbs[1:]):
-            upper += lower >> LIMB
-            lower &= MASK
+        for _ in range(2):
+            carried = self.digits[:-1] >> self.width
+            self.digits[:-1] &= (1 << self.width) - 1
+            self.digits[1:] += carried
 
-    def rounded(self, dtype: np.dtype[Any]) -> Any:
-        """Return the numbers of `dtype` that are closest to the sums, after all ranks' memory has been added."""
-        result = np.zeros(self.memory.shape[1])
-        if len(self.limbs):
-            self.carry()
-            is_negative = self.limbs[-1] < 0
-            np.negative(self.limbs, where=is_negative, out=self.limbs)
-            self.carry()
-            result = _closest(self.limbs, self.last_bit, PRECISION[dtype.name][0])
-            np.negative(result, where=is_negative, out=result)
-        if self.has_specials:
-            nans, plus, minus = self.specials > 0
-            result[plus] = inf
-            result[minus] = -inf
-            result[nans | (plus & minus)] = np.nan
+    def rounded(self, dtype: np.dtype[Any], of_roots: bool = False) -> Any:
+        """Return the numbers of `dtype` closest to the sums in the memory of all ranks, or to their square roots."""
+        count = self.memory.shape[1]
+        result = np.empty(count)
         with np.errstate(all="ignore"):
+            if count <= FEW:
+                closest = _closest_root if of_roots else _closest
+                for row, digits in enumerate(self.digits.T.tolist()):
+                    number = 0
+                    for digit in reversed(digits):
+                        number = (number << self.width) + digit
+                    result[row] = closest(number, self.last_bit, PRECISION[dtype.name])
+            else:
+                at_once = self._fits_two_floats and dtype.name != "bfloat16"
+                for start in range(0, count, PART):
+                    chosen = slice(start, start + PART)
+                    result[chosen] = (self._add_two if at_once else self._all_closest)(self.digits[:, chosen], dtype)
+            if self.has_specials and self.specials.any():
+                nans, plus, minus = self.specials > 0
+                result[plus] = inf
+                result[minus] = -inf
+                result[nans | (plus & minus)] = np.nan
             return result.astype(dtype)
 
+    def _add_two(self, sums: Any, dtype: np.dtype[Any]) -> Any:
+        """Add the two digits of each sum as float64, which has room for each of them: one rounding."""
+        if not len(sums):
+            return 0.0
+        low, high = sums[0], (sums[1] if len(sums) == 2 else np.int64(0)) + (sums[0] >> self.width)
+        low = (low & ((1 << self.width) - 1)).astype(np.float64)
+        high = high.astype(np.float64) * 2.0**self.width
+        total = high + low
+        if dtype.itemsize < 8:
+            _make_odd(total, low - (total - high))
+        return total * 2.0**self.last_bit
 
-def _closest(limbs: Any, last_bit: int, precision: int) -> Any:
-    """Return the float64 closest to each number; for a smaller precision one that rounds to what is closest there.
+    def _all_closest(self, sums: Any, dtype: np.dtype[Any]) -> Any:
+        """Return the float64 closest to each sum; for a smaller dtype one that rounds to what is closest there.
 
-    That is the next one whose last bit is set, where digits are lost (S. Boldo, G. Melquiond: Emulation of a FMA and
-    correctly rounded sums, IEEE Transactions on Computers 57, 2008).
-    """
-    digits = np.concatenate([np.zeros((2, limbs.shape[1]), np.uint64), limbs.astype(np.uint64)])
-    is_set = digits != 0
-    top = len(digits) - 1 - is_set[::-1].argmax(axis=0)  # 0 has the last limb, of which nothing is used
-    high, middle, low = (np.take_along_axis(digits, top[None] - i, axis=0)[0] for i in range(3))
-    zeros = (LIMB - np.frexp(high.astype(np.float64))[1]).astype(np.uint64)  # before the first digit of high
-    word = ((high << np.uint64(LIMB) | middle) << zeros) | (low >> (np.uint64(LIMB) - zeros))
-    lost = (is_set.argmax(axis=0) < top - 2) & (high > 0) | ((low << zeros & np.uint64(MASK)) != 0)
-    dropped = 64 - (precision + 3) if precision < 53 else 0
-    lost |= word & np.uint64((1 << dropped) - 1) != 0
-    word = word >> np.uint64(dropped) | lost
-    exponents = last_bit + LIMB * (top - 3) - zeros.astype(np.int64) + dropped
-    with np.errstate(all="ignore"):
-        return np.ldexp(word.astype(np.float64), exponents)
+        That is the next one whose last bit is set, where digits are lost (S. Boldo, G. Melquiond: Emulation of a FMA
+        and correctly rounded sums, IEEE Transactions on Computers 57, 2008).
+        """
+        width, precision = self.width, PRECISION[dtype.name]
+        digits = np.zeros((len(sums) + 3, sums.shape[1]), np.int64)  # two below, so that each has three, and a sign
+        digits[2:-1] = sums
+        _carry_all(digits, width)
+        is_negative = digits[-1] < 0
+        np.negative(digits, where=is_negative, out=digits)
+        _carry_all(digits, width)
+        is_set = digits != 0
+        top = len(digits) - 1 - is_set[::-1].argmax(axis=0)  # 0 has the last digit, of which nothing is used
+        high, middle, low = (np.take_along_axis(digits, top[None] - i, axis=0)[0].view(np.uint64) for i in range(3))
+        bits = np.frexp(high.astype(np.float64))[1].astype(np.uint64)  # of high
+        word = high << (64 - bits)
+        lost = (is_set.argmax(axis=0) < top - 2) & (high > 0)
+        for digit, shift in ((middle, bits), (low, bits + width)):
+            digit <<= 64 - width
+            moved = digit >> shift  # 0 from 64 bits on
+            lost |= moved << shift != digit
+            word |= moved
+        dropped = 64 - (precision + 3) if precision < 53 else 0
+        lost |= word & ((1 << dropped) - 1) != 0
+        word = word >> dropped | lost
+        exponents = self.last_bit + width * (top - 2) + bits.astype(np.int64) - 64 + dropped
+        result = np.ldexp(word.astype(np.float64), exponents)
+        return np.negative(result, where=is_negative, out=result)
+
+
+def _carry_all(digits: Any, width: int) -> None:
+    """Bring all digits but the last, which has the sign, to 0 <= digit < 2^width."""
+    for lower, upper in pairwise(digits):
+        upper += lower >> width
+        lower &= (1 << width) - 1
+
+
+def _scaled(values: Any, exponent: int) -> Any:
+    """Return values * 2^exponent; the power itself may be too large for float64."""
+    if exponent < 1000:
+        return values * 2.0**exponent
+    return values * 2.0**900 * 2.0 ** (exponent - 900)
+
+
+def _make_odd(values: Any, lost: Any) -> None:
+    """Where digits were lost in rounding, take that neighbour of the exact number whose last bit is set."""
+    bits = values.view(np.int64)
+    is_even = (lost != 0) & (bits & 1 == 0)
+    is_below = (lost > 0) == (values > 0)
+    bits += is_even & is_below
+    bits -= is_even & ~is_below
+
+
+def _closest(number: int, last_bit: int, precision: int) -> float:
+    """Return, of number * 2^last_bit, what `ExactRows._all_closest` returns."""
+    if precision < 53:
+        dropped = max(number.bit_length() - precision - 3, 0)
+        number = number >> dropped | (number & ((1 << dropped) - 1) != 0)
+        last_bit += dropped
+    try:
+        return number / (1 << -last_bit) if last_bit < 0 else float(number << last_bit)  # both round to the closest
+    except OverflowError:
+        return inf if number > 0 else -inf
+
+
+def _closest_root(number: int, last_bit: int, precision: int) -> float:
+    """Return the same of the square root; `last_bit` is even."""
+    shift = max(128 - number.bit_length(), 0) // 2 * 2
+    root = isqrt(number << shift)
+    odd = 2 * root + (root * root != number << shift)  # more bits than any dtype, the last one for all that follow
+    return _closest(odd, (last_bit - shift) // 2 - 1, precision)

@@ -10,7 +10,6 @@ cdef extern from "sums.h" nogil:
     int sums_of_two_grids(const double* x, size_t n, double limit, double first, double second, uint64_t* sums)
     int sums_of_products(
         const double* x, const double* y, size_t n, double limit, const double* grid, uint64_t* sums)
-    int sums_products(const double* x, const double* y, size_t n, double* product, double* error)
     int sums_extent(const double* x, size_t n, double* extent)
     void sums_down(
         const double* x, size_t count, size_t columns, size_t stride, double first, double second,
@@ -98,17 +97,6 @@ def product_sums(const double[::1] x, const double[::1] y, size_t start, size_t 
     if place == start:
         return None
     return place, [(whole(totals[i]), first[i] - 52) for i in range(4)]
-
-
-def exact_products(const double[::1] x, const double[::1] y, double[::1] product, double[::1] error):
-    """Write the products and their errors, which have as many elements as `x` and `y`; False if one is not exact."""
-    cdef size_t n = x.shape[0]
-    if n == 0:
-        return True
-    cdef bint is_exact
-    with nogil:
-        is_exact = sums_products(&x[0], &y[0], n, &product[0], &error[0])
-    return is_exact
 
 
 def extent(const double[::1] values):

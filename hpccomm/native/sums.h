@@ -162,33 +162,6 @@ static int sums_of_products(
     return sums_end(&errors, n, sums + 2) & is_whole;
 }
 
-/* Writes x * y as it is rounded, and what was rounded off; returns 1 if all of it is exact. */
-FOR_THIS_CPU
-static int sums_products(const double *x, const double *y, size_t n, double *product, double *error)
-{
-    Integers is_exact = EVERY(-1);
-    Doubles a, b, p, e;
-    for (size_t i = 0; i < n; i += 4) {
-        size_t count = n - i < 4 ? n - i : 4;
-        if (count == 4) {
-            memcpy(&a, x + i, sizeof(a));
-            memcpy(&b, y + i, sizeof(b));
-        } else {
-            LOAD(a, x, i, n);
-            LOAD(b, y, i, n);
-        }
-        sums_multiply(&a, &b, &p, &e, &is_exact);
-        if (count == 4) {
-            memcpy(product + i, &p, sizeof(p));
-            memcpy(error + i, &e, sizeof(e));
-        } else {
-            memcpy(product + i, &p, count * sizeof(double));
-            memcpy(error + i, &e, count * sizeof(double));
-        }
-    }
-    return is_exact[0] && is_exact[1] && is_exact[2] && is_exact[3];
-}
-
 /* Writes the largest absolute value, and the smallest one but 0 (INFINITY if there is none); returns 1 if all are finite. */
 FOR_THIS_CPU
 static int sums_extent(const double *x, size_t n, double extent[2])
