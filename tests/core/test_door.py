@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 from weakref import WeakSet
 
+import numpy as np
 import pytest
 
 import hpccomm as hc
@@ -27,3 +28,32 @@ def test_they_are_listed_while_another_thread_makes_a_group(
 
     monkeypatch.setattr(door, "_doors", Doors([process_group.door]))
     assert set(door.all_doors()) == {process_group.door, another}
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize("is_refused", [False, True])
+@pytest.mark.parametrize("name", ["broadcast", "all_reduce", "isend", "irecv"])
+def test_an_operation_keeps_its_number_whatever_begins_before_it_ends(name: str, is_refused: bool) -> None:
+    array, me = np.zeros(40_000)[::2], hc.get_rank()  # not the fast path's
+    with hc.new_group() as group:
+        hc.barrier(group)
+        backend, method = group.door.backends["cpu"], name.removeprefix("i")
+
+        def others_begin(*_: Any) -> hc.Work:
+            delattr(backend, method)
+            hc.barrier(group)
+            receive = hc.irecv(np.zeros(1), me, group)
+            hc.isend(np.ones(1), me, group).wait()
+            receive.wait()
+            if is_refused:
+                raise hc.DistBackendError("refused")
+            return hc.CompletedWork()
+
+        setattr(backend, method, others_begin)
+        number = 1 + group.door.number_of(method)
+        arguments = {"broadcast": (0, group, True), "all_reduce": ("sum", group, True)}.get(name, (me, group))
+        if is_refused:
+            with pytest.raises(hc.DistBackendError, match=f"^{name} #{number} of"):
+                getattr(hc, name)(array, *arguments)
+        else:
+            assert getattr(hc, name)(array, *arguments).sequence_number == number
