@@ -6,6 +6,7 @@ import gc
 import sys
 import weakref
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import product
 from typing import Any
 
@@ -15,8 +16,7 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
-from hpccomm.mpi.exchange import Memory
-from hpccomm.mpi.repeated_exchange import MOST, MOST_BYTES
+from hpccomm.mpi.exchange import MOST_REPEATED, Memory
 
 from .launch import launch, until
 
@@ -538,10 +538,6 @@ def own_deposits(field: Field) -> np.ndarray:
     return field.array(field.deposits[RANK])
 
 
-def repeated(grid: hc.Grid) -> Any:
-    return grid.door.backends["cpu"]._repeated_exchanges
-
-
 def exchange_and_check(array: np.ndarray, grid: hc.Grid) -> None:
     """On a ring, with cells of the value of their rank."""
     array[1:-1] = RANK
@@ -557,7 +553,6 @@ def test_what_is_kept_for_the_next_time_keeps_no_array_and_no_grid(columns: int)
         array = np.zeros((4, columns))
         for _ in range(4):
             exchange_and_check(array, grid)
-        assert len(repeated(grid)._plans) == 1
         dead = weakref.ref(array), weakref.ref(grid)
         del array
         assert dead[0]() is None
@@ -570,7 +565,7 @@ def test_what_is_kept_for_the_next_time_keeps_no_array_and_no_grid(columns: int)
     until(is_gone, "end of the grid")
 
 
-def test_the_same_memory_as_another_array() -> None:
+def test_the_same_memory_as_another_array_and_other_sizes() -> None:
     memory = np.zeros(64)
     with hc.new_grid((0,), True) as grid:
         for shape in ((4, 3), (6, 2), (4, 3), (12, 1), (3, 4)) * 3:
@@ -579,26 +574,8 @@ def test_the_same_memory_as_another_array() -> None:
         backwards, wide = memory[:8].reshape(4, 2)[::-1], memory.reshape(8, 8)[:, ::2]
         for each in (backwards, wide) * 3:
             exchange_and_check(each, grid)
-
-
-def test_of_many_arrays_the_last_are_kept() -> None:
-    with hc.new_grid((0,), True) as grid:
-        arrays = [np.zeros((3, 2)) for _ in range(MOST + 3)]
-        for array in arrays:
-            for _ in range(3):
-                exchange_and_check(array, grid)
-        assert len(repeated(grid)._plans) == MOST
-        for array in arrays * 3:  # each has been forgotten when it comes again
-            exchange_and_check(array, grid)
-        assert len(repeated(grid)._plans) == MOST
-        before = [*repeated(grid)._plans]
-        large = np.zeros((4, MOST_BYTES // (4 * 8) + 1))
-        for _ in range(3):
-            exchange_and_check(large, grid)
-        assert [*repeated(grid)._plans] == before
-        exchange_and_check(large[:, 1:], grid)
-        exchange_and_check(large[:, 1:], grid)
-        assert [*repeated(grid)._plans] != before
+        for columns in (MOST_REPEATED // (4 * 8), MOST_REPEATED // (4 * 8) + 1, *range(1, 20)) * 2:
+            exchange_and_check(np.zeros((4, columns)), grid)
 
 
 def test_checks_are_made_again_where_something_has_changed() -> None:
@@ -619,22 +596,18 @@ def test_checks_are_made_again_where_something_has_changed() -> None:
 
 
 @pytest.mark.skipif(SIZE < 2, reason="two ranks")
-def test_a_repeated_exchange_that_fails_is_not_repeated() -> None:
+def test_a_repeated_exchange_notices_a_message_that_is_too_short_or_too_long() -> None:
+    before, after = (RANK - 1) % SIZE, (RANK + 1) % SIZE
     with hc.new_group(on_timeout="abort") as group:
-        before, after = (RANK - 1) % SIZE, (RANK + 1) % SIZE
         sent, ghosts = np.ones(3), np.zeros(3)
-        exchange = group.door.backends["cpu"].exchange
-        for _ in range(3):
-            exchange([(after, sent)], [(before, ghosts)], False, False)
-        if RANK == 0:
-            exchange([(after, sent[:2])], [(before, ghosts)], False, False)
-        elif RANK == 1:
-            with pytest.raises(hc.DistBackendError, match="the message has 16 bytes, but the array 24"):
-                exchange([(after, sent)], [(before, ghosts)], False, False)
-            assert not group.door.backends["cpu"]._repeated_exchanges._plans
-        else:
-            exchange([(after, sent)], [(before, ghosts)], False, False)
-        for value in (5.0, 6.0, 7.0):
-            sent[...] = value
-            exchange([(after, sent)], [(before, ghosts)], False, False)
-            assert ghosts.tolist() == [value] * 3
+        backend = group.door.backends["cpu"]
+        again = backend.repeated_exchange([(after, sent)], [(before, ghosts)], False)
+        for size, words in ((2, "the message has 16 bytes, but the array 24"), (5, "MPI_ERR")):
+            if RANK == 0:
+                backend.exchange([(after, np.ones(size))], [(before, ghosts)], False, False)
+            else:
+                with pytest.raises(Exception, match=words) if RANK == 1 else nullcontext():
+                    again([(after, sent)], [(before, ghosts)])
+            sent += 1
+            again([(after, sent)], [(before, ghosts)])
+            assert ghosts.tolist() == sent.tolist()

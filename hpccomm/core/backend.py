@@ -243,6 +243,13 @@ class Backend:
 
         return by_messages(self, sends, receives, adds)
 
+    def repeated_exchange(self, sends: Pieces, receives: Pieces, adds: bool) -> Callable[[Pieces, Pieces], None] | None:
+        """Return a function that does blocking exchanges of other parts of these shapes; None if it gains nothing.
+
+        It keeps no part.
+        """
+        return None
+
     def sendrecv(
         self, array: Any, dst: int, output: Any, src: int | None, tag: int, recv_tag: int, async_op: bool
     ) -> Work | int | None:

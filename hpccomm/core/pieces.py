@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import repeat
 from operator import setitem
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -41,14 +42,19 @@ class Messages:
         receives: Pieces,
         adds: bool,
         address_of: Callable[[Any], int],
-        is_plain: Callable[[Any], bool],
+        is_plain: Callable[[Any], bool] | None,
         empty: Callable[[tuple[int, ...], Any], Any],
     ) -> None:
-        """`is_plain` says whether a transport can work on an array's own memory; `empty` makes contiguous ones."""
+        """`is_plain` says whether a transport can work on an array's own memory (None: it never does).
+
+        `empty` makes contiguous arrays.
+        """
         outgoing, incoming = by_peer(sends), by_peer(receives)
         stay_out: dict[int, list[bool]] = {}
         stay_in: dict[int, list[bool]] = {}
-        if any(len(pieces) == 1 or peer == rank for peer, pieces in (*outgoing.items(), *incoming.items())):
+        if is_plain and any(
+            len(pieces) == 1 or peer == rank for peer, pieces in (*outgoing.items(), *incoming.items())
+        ):
             extents = [[extent(piece, address_of(piece)) for _, piece in pieces] for pieces in (sends, receives)]
             stay_out, stay_in = _apart(sends, *extents), _apart(receives, *extents[::-1])
         self._is_plain, self._empty = is_plain, empty
@@ -58,7 +64,7 @@ class Messages:
         slots = {}
         for peer, pieces in outgoing.items():
             if peer == rank:  # what a rank sends to itself is copied
-                each = zip(pieces, stay_out[rank])
+                each = zip(pieces, stay_out.get(rank, repeat(False)))
                 filled = [piece if stays else empty(piece.shape, piece.dtype) for piece, stays in each]
                 slots[rank] = iter(filled)
             else:
@@ -73,7 +79,7 @@ class Messages:
 
     def _message(self, pieces: list[Any], stays: bool) -> tuple[Any, list[Any]]:
         """Return a contiguous array for the values of `pieces`, and the part of it for each, in its shape."""
-        if stays and len(pieces) == 1 and self._is_plain(pieces[0]):
+        if stays and len(pieces) == 1 and self._is_plain and self._is_plain(pieces[0]):
             return pieces[0], pieces
         starts, end = places(pieces)
         buffer = self._empty((end,), np.dtype(np.uint8))

@@ -8,7 +8,7 @@ what makes it right to send them back, too (`accumulate`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple, TypeAlias
@@ -203,6 +203,7 @@ class Halo(NamedTuple):
     widths: tuple[tuple[int, int], ...]  # of each axis of the grid: ghosts before and after the own cells
     corners: bool
     parts: tuple[Parts, Parts] | None = None  # what is sent and received, once it has been worked out
+    again: Callable[[Pieces, Pieces], None] | None = None  # does a blocking exchange of these shapes
 
     @property
     def adds(self) -> bool:
@@ -217,8 +218,11 @@ class Halo(NamedTuple):
 
     def begin(self, async_op: bool) -> Work | None:
         """Exchange the halo once."""
-        door = self.grid.door
-        step = partial(door.backends[self.device].exchange, *self.pieces(), self.adds, async_op)
+        door, pieces = self.grid.door, self.pieces()
+        if self.again is not None and not async_op:
+            step: Callable[[], Work | None] = partial(self.again, *pieces)
+        else:
+            step = partial(door.backends[self.device].exchange, *pieces, self.adds, async_op)
         return door.run(self.call, async_op, step)
 
     def set_up(self) -> PersistentWork:
@@ -400,14 +404,16 @@ def _begin(
     how = width if type(width) is int else str(width), None if axes is None else str(axes), bool(corners)
     key = name, how, *[(type(view), view.shape, view.dtype) for view in views]
     work_out = partial(_of_shapes, name, views, grid, width, axes, corners)
-    device, cut, widths, parts = kept(grid, "halo", key, work_out)
-    return Halo(name, grid, device, views, cut, widths, bool(corners), parts).begin(async_op)
+    device, cut, widths, *rest = kept(grid, "halo", key, work_out)
+    return Halo(name, grid, device, views, cut, widths, bool(corners), *rest).begin(async_op)
 
 
 def _of_shapes(*arguments: Any) -> tuple[Any, ...]:
     """Return what of a halo depends on shapes and dtypes only, so that keeping it keeps no array."""
     halo = checked(*arguments)
-    return halo.device, halo.axes, halo.widths, halo.worked_out()
+    halo = halo._replace(parts=halo.worked_out())
+    again = halo.grid.door.backends[halo.device].repeated_exchange(*halo.pieces(), halo.adds)
+    return halo.device, halo.axes, halo.widths, halo.parts, again
 
 
 def checked(

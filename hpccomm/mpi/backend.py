@@ -46,11 +46,10 @@ if TYPE_CHECKING:
     from ..core.persistent_work import PersistentWork
     from .coalesced import Coalesced
     from .communication_thread import CommunicationThread
-    from .exchange import Memory
+    from .exchange import Memory, RepeatedExchange
     from .monitored_barrier import MonitoredBarrier
     from .node_exchange import NodeExchanges
     from .node_persistent import NodePersistent
-    from .repeated_exchange import RepeatedExchanges
     from .shared_memory import SharedArrays, Window
     from .single_copy import SingleCopy
 
@@ -108,12 +107,6 @@ class MPIBackend(Backend):
         from .exchange import Memory
 
         return Memory()
-
-    @cached_property
-    def _repeated_exchanges(self) -> RepeatedExchanges:
-        from .repeated_exchange import RepeatedExchanges
-
-        return RepeatedExchanges(self.comm)
 
     @cached_property
     def node_persistent(self) -> NodePersistent | None:
@@ -365,9 +358,13 @@ class MPIBackend(Backend):
     def exchange(self, sends: Pieces, receives: Pieces, adds: bool, async_op: bool) -> Work | None:
         from .exchange import exchange
 
-        if not async_op and self._repeated_exchanges.run(sends, receives, adds):
-            return None
         return exchange(self.comm, sends, receives, adds, self._exchange_memory, async_op)
+
+    def repeated_exchange(self, sends: Pieces, receives: Pieces, adds: bool) -> RepeatedExchange | None:
+        from .exchange import MOST_REPEATED, RepeatedExchange
+
+        is_small = sum(part.nbytes for _, part in (*sends, *receives)) <= MOST_REPEATED
+        return RepeatedExchange(self.comm, sends, receives, adds) if is_small else None
 
     # -- many arrays in one message --------------------------------------------------------------
 
@@ -523,7 +520,7 @@ class MPIBackend(Backend):
         self._shared.fence(array)
 
     def close(self) -> None:
-        for name in ("_thread", "_shared", "node_persistent", "_node_exchanges", "_repeated_exchanges"):
+        for name in ("_thread", "_shared", "node_persistent", "_node_exchanges"):
             if vars(self).get(name) is not None:
                 getattr(self, name).close()
         self.fast_path.close_node()

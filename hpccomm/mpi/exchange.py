@@ -15,11 +15,14 @@ from ..core.backend import Pieces
 from ..core.overlap import address_of
 from ..core.pieces import Messages
 from ..core.work import Once, Work
+from ..job import failures
 from ..job.tags import EXCHANGE
 from .datatypes import message
 from .layout import is_plain
 from .persistent import MPIPersistentWork
-from .works import ExchangeWork
+from .works import ExchangeWork, check_length
+
+MOST_REPEATED = 512 << 10  # bytes that go and come: beside larger copies the rest of the work is little
 
 
 class Memory:
@@ -76,6 +79,48 @@ def exchange(
         plan.unpack()
     memory.end()
     return None
+
+
+class RepeatedExchange:
+    """Blocking exchanges of parts of the same shapes: what is packed, sent and unpacked is worked out once.
+
+    It packs all parts into memory of its own, so it keeps nothing of the program's.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, sends: Pieces, receives: Pieces, adds: bool) -> None:
+        self._comm, self._adds = comm, adds
+        self._set_up(sends, receives)
+
+    def _set_up(self, sends: Pieces, receives: Pieces) -> None:
+        messages = Messages(self._comm.Get_rank(), sends, receives, self._adds, address_of, None, np.empty)
+        sent, received = ({id(part): i for i, (_, part) in enumerate(parts)} for parts in (sends, receives))
+        self._packs = [(slot, sent[id(part)]) for slot, part in messages.packed]
+        self._unpacks = [(received[id(part)], slot) for part, slot in messages.unpacked]
+        self._received = [(message(buffer), peer, EXCHANGE) for peer, buffer in messages.received.items()]
+        self._sent = [(message(buffer), peer, EXCHANGE) for peer, buffer in messages.sent.items()]
+        self._sizes = [buffer.nbytes for buffer in messages.received.values()]
+        self._statuses = [MPI.Status() for _ in (*self._received, *self._sent)]
+
+    def __call__(self, sends: Pieces, receives: Pieces) -> None:
+        """Do an exchange."""
+        for slot, i in self._packs:
+            slot[...] = sends[i][1]
+        try:
+            requests: list[MPI.Request] = [self._comm.Irecv(*each) for each in self._received]
+            requests += [self._comm.Isend(*each) for each in self._sent]
+            MPI.Request.Waitall(requests, self._statuses)
+        except BaseException:
+            failures.kept.append((self._received, self._sent))  # MPI may still write to this memory
+            self._set_up(sends, receives)
+            raise
+        for status, nbytes in zip(self._statuses, self._sizes):
+            check_length("", status, nbytes)
+        for i, slot in self._unpacks:
+            part = receives[i][1]
+            if self._adds:
+                np.add(part, slot, part)
+            else:
+                part[...] = slot
 
 
 def set_up(comm: MPI.Intracomm, sends: Pieces, receives: Pieces, adds: bool) -> MPIPersistentWork:

@@ -99,6 +99,10 @@ class BackendOverMPI(Backend):
             return super().exchange(sends, receives, adds, async_op)
         return self.mpi.exchange(sends, receives, adds, async_op)  # type: ignore[no-any-return]
 
+    def repeated_exchange(self, sends: Pieces, receives: Pieces, adds: bool) -> Any:
+        is_of_mpi = not (self._has("send") or self._has("recv") or self._has("exchange"))
+        return self.mpi.repeated_exchange(sends, receives, adds) if is_of_mpi else None
+
     def _has(self, operation: str) -> bool:
         of_mpi = getattr(BackendOverMPI, operation, None)
         return of_mpi is not None and getattr(type(self), operation) is not of_mpi
