@@ -141,7 +141,7 @@ class Door:
             self.follow(work, name, number, result, *peer_and_tag)
             if async_op or persistent is not None:
                 return work
-            if work.keeps_time:  # its transport ends it
+            if work.progress.enforces_timeout:  # its transport ends it
                 work.flight = work.flight._replace(timeout=None)
             work.wait()  # a backend that has only asynchronous operations
             return work.source  # type: ignore[return-value]  # of a receive: the sender's rank
@@ -157,7 +157,7 @@ class Door:
         work.flight = flight_of((self, name, number, result, peer, self.timeout, tag))
         for array in result if type(result) is list else (result,):
             self.unasked_bytes += getattr(array, "nbytes", 0)
-        if len(self.in_flight) >= REAP_ABOVE or self.unasked_bytes >= REAP_BYTES or work.is_let_go_at_once:
+        if len(self.in_flight) >= REAP_ABOVE or self.unasked_bytes >= REAP_BYTES or work.progress.is_released_at_once:
             self.unasked_bytes = 0
             self.reap()
         self.in_flight[work] = None  # not before: a GPU would be asked for what has only just begun

@@ -324,7 +324,7 @@ class Operations(GeneratedOperations):
 
 def _looked_after(work: Work | None) -> Work | None:
     """Return the Work; a thread looks at it where other ranks may wait for that."""
-    if work is not None and work.needs_looks:
+    if work is not None and work.progress.needs_polling:
         from .progress import drive
 
         drive(work)

@@ -53,7 +53,7 @@ def is_ahead_of(work: Work) -> bool:
 
 
 def _queue_of(work: Work) -> Hashable:
-    is_alone = work.op_type in MESSAGES or work.needs_looks or work.group is None
+    is_alone = work.op_type in MESSAGES or work.progress.needs_polling or work.group is None
     return work if is_alone else work.group
 
 

@@ -11,7 +11,7 @@ from datetime import timedelta
 from functools import partial
 from operator import attrgetter, methodcaller
 from types import FrameType
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from ..errors import DistError, DistTimeoutError, UnsupportedOperationError, here, log_exception
 from ..job import failures
@@ -48,6 +48,30 @@ COMPLETED = WorkStatus.COMPLETED
 GATE = threading.Lock()  # around a few stores; nobody calls anything inside
 
 
+class Progress(NamedTuple):
+    """What a transport says of its Works, as `Work.progress` of its subclass.
+
+    Attributes
+    ----------
+    any_thread_may_poll : bool
+        `poll` calls no MPI: it asks a GPU.
+    needs_polling : bool
+        Other ranks may wait until this one polls, so a thread does.
+    enforces_timeout : bool
+        The transport ends the operation when a group with ``on_timeout="raise"`` has waited too long.
+    can_be_left : bool
+        After a timeout the operation may stay in the transport for ever: no thread of this process is in it.
+    is_released_at_once : bool
+        The group looks at each new operation whether this one has ended, and not only when many are in flight.
+    """
+
+    any_thread_may_poll: bool = False
+    needs_polling: bool = False
+    enforces_timeout: bool = False
+    can_be_left: bool = False
+    is_released_at_once: bool = False
+
+
 class Work:
     """An operation in flight; every ``async_op=True`` call returns one.
 
@@ -59,8 +83,9 @@ class Work:
     stream next sees the result. The host waits in `synchronize`, in `wait` with a timeout, and with
     ``HPCCOMM_BLOCKING_WAIT=1``; `is_completed` says whether the GPU is done.
 
-    A transport subclasses it and writes `poll` and `block`, and `cancel` where it can. When the program's own signal
-    handler has raised an exception inside them, they are called again: also after the transport was done.
+    A transport subclasses it and writes `poll` and `block`, and `cancel` and `progress` where it can. When the
+    program's own signal handler has raised an exception inside them, they are called again: also after the transport
+    was done.
 
     Attributes
     ----------
@@ -82,6 +107,7 @@ class Work:
     ('all_reduce', True)
     """
 
+    progress = Progress()
     flight = NOT_FOLLOWED  # its operation and group: the door puts them here
     alive: Any = None  # the objects that must not be freed while the transport works on them
     source: int | None = None  # the group rank that a message came from
@@ -89,15 +115,10 @@ class Work:
     duration: float | None = None  # seconds, where hooks have followed it
     error: BaseException | None = None  # that has ended it
     error_was_seen = False  # by the program; the group tells of others when it is destroyed
-    any_thread_may_poll = False  # it asks a GPU, and calls no MPI
     has_timed_out = False  # the program has been told that others did not come in the group's time
-    can_be_left = False  # for ever, in the transport: no thread of this process is in it
     waiting_thread = 0  # that is in `wait` where no frame tells of it: in C
     was_asked = False  # since the watchdog has looked, which sets it back
-    is_let_go_at_once = False  # or only when many are in flight
     is_driven = False  # by the progress thread, because a callback of its Future waits
-    needs_looks = False  # whether other ranks may wait until somebody looks at it: the progress thread does
-    keeps_time = False  # whether the transport ends it itself when a group with on_timeout="raise" has waited too long
     op_type: str = property(attrgetter("flight.op_type"))  # type: ignore[assignment]  # these are C, no further frame
     sequence_number: int = property(attrgetter("flight.number"))  # type: ignore[assignment]
     group: ProcessGroup | None = property(attrgetter("flight.door.group"))  # type: ignore[assignment]
@@ -171,7 +192,7 @@ class Work:
         looks = pauses()
         while not self.has_ended():
             if time.monotonic() >= deadline:
-                self.has_timed_out = self.can_be_left and timeout == self.flight.timeout
+                self.has_timed_out = self.progress.can_be_left and timeout == self.flight.timeout
                 raise DistTimeoutError(
                     f"{self.op_type} #{self.sequence_number}: not done after {as_seconds(timeout):g} s; it is still in "
                     f"flight, and the timeout has passed. Has every rank of the group made the matching call?{here()}"

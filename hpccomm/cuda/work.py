@@ -12,7 +12,7 @@ from ..core.arrays import count_of
 from ..core.door import all_doors
 from ..core.flight import flight_of
 from ..core.timeouts import pause, pauses
-from ..core.work import COMPLETED, IN_FLIGHT, Work, WorkStatus
+from ..core.work import COMPLETED, IN_FLIGHT, Progress, Work, WorkStatus
 from ..errors import DistBackendError, here
 from .seam import Runtime, on_device
 
@@ -27,8 +27,7 @@ class CudaWork(Work):
     by event what must not be freed before.
     """
 
-    is_let_go_at_once = True  # its arrays are memory of the GPU
-    any_thread_may_poll = True
+    progress = Progress(any_thread_may_poll=True, is_released_at_once=True)  # its arrays are memory of the GPU
     called_on: int | None = None  # the current stream of the call
     _rest: CudaWork | None = None  # what the group has in this one's place, once its arrays are the program's
 
@@ -116,7 +115,9 @@ class CudaWork(Work):
         """
         if threading.get_ident() != MAIN:  # MPI may not be called
             return False
-        on_host = [each for door in all_doors() for each in list(door.in_flight) if not each.any_thread_may_poll]
+        on_host = [
+            each for door in all_doors() for each in list(door.in_flight) if not each.progress.any_thread_may_poll
+        ]
         for each in on_host:
             each.has_ended()
         return bool(on_host)

@@ -160,7 +160,7 @@ def _call_in(innermost: FrameType, waited_for: Work | PersistentWork | None) -> 
             elif work.group is not None:
                 ends = work.group.on_timeout == "raise"
                 call = _wait_for(work, program_line(frame), _seconds(inside.get("timeout")), ends)
-                can_raise = can_raise or (ends and getattr(work, "keeps_time", False))
+                can_raise = can_raise or (ends and isinstance(work, Work) and work.progress.enforces_timeout)
         elif call is not None and public.get(code) in GATHER_FIRST:  # it is in a step of that
             call.record.called = public[code]
         elif code in public and public[code] not in OF_SEVERAL and (call is None or _says_more(code, call.record)):

@@ -23,6 +23,7 @@ from ..core.ending import SHORTEST_MEETING
 from ..core.group import ProcessGroup
 from ..core.options import DEFAULT_TIMEOUT
 from ..core.timeouts import as_seconds, keeps_time
+from ..core.work import Work
 from ..errors import DistError
 from ..process import settings, stderr
 from ..process.printed import launchers_stderr, let_go_of_output, let_launcher_read
@@ -498,7 +499,7 @@ def _was_asked(work: Any) -> bool:
 
 def _gpu_is_busy(work: Any) -> bool:
     """Whether the event of a GPU's Work has not passed. Any thread may poll such a Work, which does not call MPI."""
-    if not getattr(work, "any_thread_may_poll", False):
+    if not (isinstance(work, Work) and work.progress.any_thread_may_poll):
         return False
     try:
         return not work.poll()

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ..core.work import Work
+from ..core.work import Progress, Work
 from ..errors import DistBackendError, DistError, DistTimeoutError, here
 
 TIMED_OUT = ("timed out", "timeout", "failed to pass monitoredbarrier")  # gloo raises RuntimeError only
@@ -16,7 +16,7 @@ WAITING: set[threading.Thread] = set()
 class GlooWork(Work):
     """One collective of c10d or several; `alive` is the memory that gloo works on."""
 
-    keeps_time = True
+    progress = Progress(enforces_timeout=True)
 
     def __init__(self, works: list[Any], finish: Callable[[], None] | None, alive: Any) -> None:
         super().__init__(finish)

@@ -48,7 +48,7 @@ def aligned_zeros(nbytes: int) -> Any:
 class CompiledWork(room.Pending, Work):
     """A message or an all_reduce that the compiled fast path has begun."""
 
-    can_be_left = True
+    progress = MPIWork.progress
     translate_error = MPIWork.translate_error
 
     def get_duration(self) -> float:

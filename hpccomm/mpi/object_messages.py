@@ -17,7 +17,7 @@ import numpy as np
 from mpi4py import MPI
 from mpi4py.util import pkl5
 
-from ..core.work import Work
+from ..core.work import Progress, Work
 from .datatypes import message as typed
 from .works import MPIWork
 
@@ -114,8 +114,7 @@ class ObjectReceive(Work):
     """One receive; `finish` is called with what has come."""
 
     translate_error = MPIWork.translate_error
-    can_be_left = True
-    needs_looks = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+    progress = Progress(can_be_left=True, needs_polling=MPI.Query_thread() == MPI.THREAD_MULTIPLE)
 
     def __init__(
         self, receives: Receives, source: int | None, tag: int, finish: Callable[[Any], None] | None = None
@@ -158,7 +157,7 @@ class ObjectSend(Work):
     """One message that is under way; while it is waited for, receives go on, which the receiver may wait for."""
 
     translate_error = MPIWork.translate_error
-    can_be_left = True
+    progress = MPIWork.progress
 
     def __init__(self, receives: Receives, request: Any, finish: Callable[[], None]) -> None:
         super().__init__(finish)

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from ..core.work import GATE, Work, is_of_a_signal_handler
+from ..core.work import GATE, Progress, Work, is_of_a_signal_handler
 from ..job.tags import SPARSE, SPARSE_TURNS
 from .datatypes import as_bytes, message
 from .layout import send_buffer
@@ -61,7 +61,8 @@ class SparseExchange(Work):
     """
 
     translate_error = MPIWork.translate_error
-    needs_looks = MPI.Query_thread() == MPI.THREAD_MULTIPLE  # what is large is received when its size has been seen
+    # what is large is received when its size has been seen
+    progress = Progress(needs_polling=MPI.Query_thread() == MPI.THREAD_MULTIPLE)
 
     def __init__(
         self,

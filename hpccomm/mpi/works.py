@@ -7,7 +7,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from ..core.work import Work, both, repeatable
+from ..core.work import Progress, Work, both, repeatable
 from ..errors import DistBackendError, DistError, RankFailedError, here
 from ..job import failures
 from .layout import Finish
@@ -20,7 +20,7 @@ class MPIWork(Work):
     (reductions, Iscatterv on the root ...).
     """
 
-    can_be_left = True
+    progress = Progress(can_be_left=True)
 
     def __init__(self, request: MPI.Request, finish: Finish, alive: Any) -> None:
         self._finish = finish  # not by super(): there is one of these for every message

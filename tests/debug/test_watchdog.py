@@ -634,7 +634,7 @@ def test_info_says_which_groups_there_are(tmp_path: Path) -> None:
 
 def test_a_gpu_is_asked_whether_it_is_busy(process_group: hc.ProcessGroup) -> None:
     class OnTheGPU(hc.Work):
-        any_thread_may_poll = True
+        progress = hc.Work.progress._replace(any_thread_may_poll=True)
 
         def poll(self) -> bool:
             return self.is_done
