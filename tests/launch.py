@@ -6,13 +6,15 @@ import os
 import shutil
 import subprocess
 import sys
+import textwrap
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 ROOT = Path(__file__).parent.parent
+WATCHED = ("-m", "hpccomm", "run")
 
 # What one mpiexec tells its ranks would make another one, or a program started by it, believe that it is a rank.
 LAUNCHER_VARIABLES = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "MPI_", "HYDI_", "HYDRA_")
@@ -61,6 +63,21 @@ def launch(
         timeout=timeout + 30,  # run-mpi ends the program earlier, and all of its ranks with it
         check=False,
     )
+
+
+def run_program(
+    program: str, folder: Path, ranks: int, *arguments: str | Path, by: Sequence[str | Path] = (),
+    status: int | None = None, **options: Any,
+) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    """Run a program's text, as `program.py` of the folder; require its exit status where one is given.
+
+    `by` stands between Python and the program: WATCHED.
+    """
+    file = folder / "program.py"
+    file.write_text(textwrap.dedent(program), encoding="utf-8")
+    ended = launch(ranks, sys.executable, *by, file, *arguments, **options)
+    assert status in (None, ended.returncode), f"{ended.stdout}\n{ended.stderr}"
+    return ended
 
 
 def time_limit(seconds: float) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 import warnings
@@ -15,7 +14,7 @@ from mpi4py import MPI
 
 import hpccomm as hc
 
-from .launch import launch
+from .launch import run_program
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 several = pytest.mark.mpi(min_size=2)
@@ -342,28 +341,25 @@ def test_what_makes_a_communicator_takes_no_message_of_the_program(how: str) -> 
 
 @pytest.mark.serial
 def test_more_groups_than_mpi_has_communicators_are_an_error_that_says_what_to_do(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(
-        "from mpi4py import MPI\n"
-        "import hpccomm as hc\n"
-        "with hc.init_process_group() as world:\n"
-        "    own = world.comm.Dup()\n"
-        "    for name, make in {\n"
-        "        'new_group': hc.new_group,\n"
-        "        'new_group by comm': lambda: hc.new_group(comm=own),\n"
-        "        'new_grid': lambda: hc.new_grid((world.size, 1)),\n"
-        "        'split_group': lambda: hc.split_group(color=0),\n"
-        "    }.items():\n"
-        "        try:\n"
-        "            made = [make() for _ in range(2100 if 'MPICH' in MPI.Get_library_version() else 20)]\n"
-        "        except hc.DistBackendError as error:\n"
-        "            text = str(error)\n"
-        "            assert text.startswith(f'{name.split()[0]}: MPI reports: '), text\n"
-        "            assert 'Too many communicators' in text and 'destroy_process_group(group)' in text, text\n"
-        "        for group in list(world.children):\n"
-        "            group.destroy()\n"
-        "    hc.barrier()\n",
-        encoding="utf-8",
-    )
-    done = launch(2, sys.executable, program, timeout=120)
-    assert done.returncode == 0, done.stderr
+    program = """
+        from mpi4py import MPI
+        import hpccomm as hc
+        with hc.init_process_group() as world:
+            own = world.comm.Dup()
+            for name, make in {
+                'new_group': hc.new_group,
+                'new_group by comm': lambda: hc.new_group(comm=own),
+                'new_grid': lambda: hc.new_grid((world.size, 1)),
+                'split_group': lambda: hc.split_group(color=0),
+            }.items():
+                try:
+                    made = [make() for _ in range(2100 if 'MPICH' in MPI.Get_library_version() else 20)]
+                except hc.DistBackendError as error:
+                    text = str(error)
+                    assert text.startswith(f'{name.split()[0]}: MPI reports: '), text
+                    assert 'Too many communicators' in text and 'destroy_process_group(group)' in text, text
+                for group in list(world.children):
+                    group.destroy()
+            hc.barrier()
+        """
+    run_program(program, tmp_path, 2, status=0, timeout=120)

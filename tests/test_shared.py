@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Iterator
 from functools import reduce
 from pathlib import Path
@@ -29,7 +28,7 @@ from .arrays import (
     reductions_of,
     values,
 )
-from .launch import launch
+from .launch import run_program
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
@@ -482,48 +481,46 @@ def test_an_array_outlives_its_group(process_group: Group) -> None:
 @pytest.mark.serial
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_job_with_shared_arrays_ends_silently(tmp_path: Path, kept: bool) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import sys, hpccomm as hc\n"
-        "with hc.init_process_group() as world:\n"
-        "    x = hc.empty_shared(100000)\n"
-        "    x[...] = world.rank\n"
-        "    hc.all_reduce(x)\n"
-        f"    {'' if kept else 'del x'}\n"
-        f"sys.stdout.write('%s\\n' % {'x[-1]' if kept else '1.0'})\n"  # in one piece: the ranks share stdout
-    )
-    result = launch(2, sys.executable, program)
+    program = f"""
+        import sys, hpccomm as hc
+        with hc.init_process_group() as world:
+            x = hc.empty_shared(100000)
+            x[...] = world.rank
+            hc.all_reduce(x)
+            {"" if kept else "del x"}
+        sys.stdout.write('%s\\n' % {"x[-1]" if kept else "1.0"})  # in one piece: the ranks share stdout
+        """
+    result = run_program(program, tmp_path, 2)
     assert (result.returncode, result.stdout.split(), result.stderr) == (0, ["1.0"] * 2, "")
 
 
 @pytest.mark.serial
 def test_two_nodes(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import sys, numpy as np, hpccomm as hc\n"
-        "with hc.init_process_group() as world:\n"
-        "    x = hc.empty_shared(100000, np.float32)\n"
-        "    x[...] = world.rank\n"
-        "    hc.fence(x)\n"
-        "    for rank in range(world.size):\n"
-        "        try:\n"
-        "            assert (hc.peer_view(x, rank) == rank).all()\n"
-        "            sys.stdout.write('seen\\n')\n"
-        "        except ValueError as error:\n"
-        "            sys.stdout.write(str(error).split(',')[0] + '\\n')\n"
-        "    hc.fence(x)\n"
-        "    hc.all_reduce(x)\n"
-        "    assert (x == 6).all()\n"
-        "    node, _ = hc.new_subgroups()\n"  # one table for each node
-        "    for group in (world, node):\n"
-        "        table = hc.empty_shared(50 if node.rank == 0 else 0, group=group)\n"
-        "        table[...] = node.ranks[0]\n"
-        "        hc.fence(table, group)\n"
-        "        seen = hc.peer_view(table, node.ranks[0], group)\n"
-        "        assert seen.tolist() == [float(node.ranks[0])] * 50\n"
-        "        hc.fence(table, group)\n"
-    )
-    result = launch(4, sys.executable, program, env={"MPIR_CVAR_NUM_CLIQUES": "2"})  # MPICH makes two nodes of one
+    program = """
+        import sys, numpy as np, hpccomm as hc
+        with hc.init_process_group() as world:
+            x = hc.empty_shared(100000, np.float32)
+            x[...] = world.rank
+            hc.fence(x)
+            for rank in range(world.size):
+                try:
+                    assert (hc.peer_view(x, rank) == rank).all()
+                    sys.stdout.write('seen\\n')
+                except ValueError as error:
+                    sys.stdout.write(str(error).split(',')[0] + '\\n')
+            hc.fence(x)
+            hc.all_reduce(x)
+            assert (x == 6).all()
+            node, _ = hc.new_subgroups()  # one table for each node
+            for group in (world, node):
+                table = hc.empty_shared(50 if node.rank == 0 else 0, group=group)
+                table[...] = node.ranks[0]
+                hc.fence(table, group)
+                seen = hc.peer_view(table, node.ranks[0], group)
+                assert seen.tolist() == [float(node.ranks[0])] * 50
+                hc.fence(table, group)
+        """
+    result = run_program(program, tmp_path, 4, env={"MPIR_CVAR_NUM_CLIQUES": "2"})  # MPICH makes two nodes of one
     assert (result.returncode, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
     assert len(lines) == 16

@@ -24,7 +24,7 @@ from hpccomm.cli import main as cli
 from hpccomm.native import room
 from hpccomm.process.tuning import tuning
 
-from ..launch import clean_environment, launch, mpiexec_folder, time_limit
+from ..launch import clean_environment, launch, mpiexec_folder, run_program, time_limit
 
 pytestmark = pytest.mark.once
 BENCHMARKS = registry.load()
@@ -201,16 +201,14 @@ def test_overhead_is_not_measured_on_more_ranks() -> None:
 
 
 def test_a_failed_check_is_exit_status_1_on_every_rank(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import sys\n"
-        "from hpccomm.bench.contenders import hpccomm_calls\n"
-        "from hpccomm.cli.main import main\n"
-        "hpccomm_calls.HPCComm.broadcast = lambda *_: lambda: None\n"
-        "sys.exit(main(['bench', 'broadcast', '-e', '8', '-n', '2', '--check']))\n"
-    )
-    ended = launch(2, sys.executable, program)
-    assert ended.returncode == 1
+    program = """
+        import sys
+        from hpccomm.bench.contenders import hpccomm_calls
+        from hpccomm.cli.main import main
+        hpccomm_calls.HPCComm.broadcast = lambda *_: lambda: None
+        sys.exit(main(['bench', 'broadcast', '-e', '8', '-n', '2', '--check']))
+        """
+    ended = run_program(program, tmp_path, 2, status=1)
     assert "WRONG: hpccomm, 8 bytes: 2 elements differ from NumPy's" in ended.stdout
 
 

@@ -23,7 +23,7 @@ from hpccomm.debug.watchdog import Watchdog
 from hpccomm.job import failures
 from hpccomm.job.reserve import Reserve, chosen, placed
 
-from ..launch import launch
+from ..launch import launch, run_program
 
 pytestmark = pytest.mark.serial
 survives = pytest.mark.skipif(MPI.get_vendor()[0] != "Open MPI", reason="only Open MPI survives dead ranks")
@@ -62,9 +62,8 @@ BEGIN = """
 
 def run(program: str, folder: Path, ranks: int, timeout: float = 60) -> tuple[dict[int, Any], Any]:
     """Run a job under ULFM; return what each process has written down, and how the job has ended."""
-    file = folder / "program.py"
-    file.write_text(textwrap.dedent(BEGIN) + textwrap.dedent(program))
-    ended = launch(ranks, sys.executable, file, folder, timeout=timeout, env={"MPIEXEC_ARGS": "--with-ft ulfm"})
+    program = textwrap.dedent(BEGIN) + textwrap.dedent(program)
+    ended = run_program(program, folder, ranks, folder, timeout=timeout, env={"MPIEXEC_ARGS": "--with-ft ulfm"})
     assert ended.returncode != 124, f"{ended.stdout}\n{ended.stderr}"
     return {int(each.stem): json.loads(each.read_text()) for each in folder.glob("*.json")}, ended
 

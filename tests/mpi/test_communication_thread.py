@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import resource
-import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from hpccomm.native import room
 from hpccomm.process.tuning import Tuning
 
 from ..arrays import LAYOUTS, REDUCTIONS, assert_same, reduced, reductions_of, values
-from ..launch import launch
+from ..launch import run_program
 
 
 @pytest.fixture(scope="module", params=[0, 4096, Tuning().node_bytes], ids=["MPI", "or node", "node"])
@@ -289,24 +288,22 @@ def test_without_thread_multiple_there_is_no_thread(
 
 @pytest.mark.serial
 def test_a_program_that_does_not_wait_for_it_ends_well(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import numpy as np, hpccomm as hc\nhc.init_process_group()\nhc.all_reduce(np.ones(1 << 20), async_op=True)\n"
-    )
-    done = launch(2, sys.executable, program)
-    assert done.returncode == 0, done.stderr
+    program = """
+        import numpy as np, hpccomm as hc
+        hc.init_process_group()
+        hc.all_reduce(np.ones(1 << 20), async_op=True)
+        """
+    run_program(program, tmp_path, 2, status=0)
 
 
 @pytest.mark.serial
 def test_operations_that_take_longer_than_a_rank_waits_for_them_end_before_mpi_does(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import numpy as np, hpccomm as hc\n"
-        "from hpccomm.mpi import communication_thread\n"
-        "hc.init_process_group()\n"
-        "communication_thread.LONGEST_GOODBYE = 0.01  # until a rank meets the others\n"
-        "works = [hc.all_reduce(np.ones(1 << 20), async_op=True) for _ in range(20)]\n"
-        "communication_thread.LONGEST_GOODBYE = 60\n"
-    )
-    done = launch(2, sys.executable, program)
-    assert done.returncode == 0, done.stderr
+    program = """
+        import numpy as np, hpccomm as hc
+        from hpccomm.mpi import communication_thread
+        hc.init_process_group()
+        communication_thread.LONGEST_GOODBYE = 0.01  # until a rank meets the others
+        works = [hc.all_reduce(np.ones(1 << 20), async_op=True) for _ in range(20)]
+        communication_thread.LONGEST_GOODBYE = 60
+        """
+    run_program(program, tmp_path, 2, status=0)

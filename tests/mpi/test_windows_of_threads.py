@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from ..launch import launch
+from ..launch import run_program
 
 pytestmark = pytest.mark.serial
 
@@ -37,11 +36,7 @@ with hc.init_process_group(timeout=60):
 
 def ended(program: str, folder: Path, ranks: int = 2, **environment: str) -> str:
     """Run a program that ends well; return what it says on stderr."""
-    file = folder / "program.py"
-    file.write_text(program)
-    done = launch(ranks, sys.executable, file, env=environment)
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+    return run_program(program, folder, ranks, status=0, env=environment).stderr
 
 
 @pytest.mark.parametrize("osc", [None, "^nothing"], ids=["as hpccomm sets it", "with osc/ucx"])

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from ..launch import launch
+from ..launch import run_program
 
 pytestmark = pytest.mark.serial
 
@@ -57,10 +56,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("command", [["-u"], ["-m", "hpccomm", "run"]], ids=["python", "hpccomm run"])
 def test_processes_that_a_rank_starts_are_worlds_of_their_own(command: list[str], tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM, encoding="utf-8")
-    done = launch(2, sys.executable, *command, program, env={"HPCCOMM_TIMEOUT": "90"}, timeout=120)
-    assert done.returncode == 0, done.stderr
+    done = run_program(PROGRAM, tmp_path, 2, by=command, status=0, env={"HPCCOMM_TIMEOUT": "90"}, timeout=120)
     for rank, found in enumerate(json.loads(done.stdout)):
         assert found.pop("spawn") == found.pop("forkserver") == [[number**2, 1] for number in range(4)]
         for environment in ("as it is", "a copy"):

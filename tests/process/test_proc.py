@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 
 from hpccomm.process import proc
 
-from ..launch import launch
+from ..launch import run_program
 
 pytestmark = pytest.mark.serial
 
@@ -47,9 +45,7 @@ def test_a_killed_job_leaves_no_file(end: str, tmp_path: Path) -> None:
             {end}
         hc.barrier()
         """
-    file = tmp_path / "program.py"
-    file.write_text(textwrap.dedent(program))
-    result = launch(3, sys.executable, file, timeout=60, env={"HPCCOMM_DEBUG_DIR": str(tmp_path / "reports")})
+    result = run_program(program, tmp_path, 3, env={"HPCCOMM_DEBUG_DIR": str(tmp_path / "reports")})
     assert result.returncode != 0
     files = {line.split()[1] for line in result.stdout.splitlines() if line.startswith("file ")}
     assert files, result

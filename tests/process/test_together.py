@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
-import textwrap
 import threading
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from hpccomm.process import together
 from hpccomm.process.settings import folder_at_start
 from hpccomm.process.together import Words, said_once
 
-from ..launch import launch
+from ..launch import run_program
 
 pytestmark = pytest.mark.serial
 
@@ -45,10 +43,7 @@ ALL_OF_THEM = {
 
 
 def run(tmp_path: Path, body: str, seconds: float) -> list[str]:
-    program = tmp_path / "program.py"
-    program.write_text(textwrap.dedent(HEAD.format(body=body, seconds=seconds)), encoding="utf-8")
-    finished = launch(4, sys.executable, program)
-    assert finished.returncode == 1, finished.stderr
+    finished = run_program(HEAD.format(body=body, seconds=seconds), tmp_path, 4, status=1)
     assert "MPI_ABORT" not in finished.stderr.upper(), finished.stderr
     return finished.stderr.splitlines()
 

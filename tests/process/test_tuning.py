@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import hpccomm as hc
 from hpccomm.process import settings
 from hpccomm.process.tuning import Tuning, as_json, tuning
 
-from ..launch import launch
+from ..launch import run_program
 
 pytestmark = pytest.mark.serial
 
@@ -64,24 +63,22 @@ def test_a_missing_file_and_a_bad_number_are_named(tmp_path: Path) -> None:
 
 
 def test_rank_0_decides_for_all_ranks(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import os, sys\n"
-        "from mpi4py import MPI\n"
-        "import numpy as np, hpccomm as hc\n"
-        "from hpccomm.process import settings\n"
-        "os.environ['HPCCOMM_SEGMENT_BYTES'] = str(64 * (MPI.COMM_WORLD.rank + 1))\n"
-        "os.environ['HPCCOMM_GPU_PROVIDER'] = ['tests.gpu.stand_in', 'another'][MPI.COMM_WORLD.rank]\n"
-        "with hc.init_process_group() as world:\n"
-        "    x = np.ones(1000)\n"
-        "    hc.all_reduce(x)\n"
-        "    assert (x == world.size).all()\n"
-        "    group = hc.new_group()\n"
-        "    said = world.tuning.segment_bytes, group.tuning.segment_bytes, settings.gpu_provider()\n"
-        "    sys.stdout.write('{} {} {}\\n'.format(*said))\n",
-        encoding="utf-8",
-    )
-    done = launch(2, sys.executable, program, env={"HPCCOMM_TIMOUT": "3"})
+    program = """
+        import os, sys
+        from mpi4py import MPI
+        import numpy as np, hpccomm as hc
+        from hpccomm.process import settings
+        os.environ['HPCCOMM_SEGMENT_BYTES'] = str(64 * (MPI.COMM_WORLD.rank + 1))
+        os.environ['HPCCOMM_GPU_PROVIDER'] = ['tests.gpu.stand_in', 'another'][MPI.COMM_WORLD.rank]
+        with hc.init_process_group() as world:
+            x = np.ones(1000)
+            hc.all_reduce(x)
+            assert (x == world.size).all()
+            group = hc.new_group()
+            said = world.tuning.segment_bytes, group.tuning.segment_bytes, settings.gpu_provider()
+            sys.stdout.write('{} {} {}\\n'.format(*said))
+        """
+    done = run_program(program, tmp_path, 2, env={"HPCCOMM_TIMOUT": "3"})
     assert done.stdout.split("\n")[:2] == ["64 64 tests.gpu.stand_in"] * 2, done.stdout + done.stderr
     assert done.stderr.count("hpccomm: HPCCOMM_TIMOUT is none of hpccomm's variables") == 1, done.stderr
 
@@ -95,19 +92,17 @@ def test_only_modules_of_hpccomm_and_its_tests_take_cupys_place(name: str) -> No
 
 
 def test_a_bad_table_is_an_error_on_every_rank(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import os, sys\n"
-        "from mpi4py import MPI\n"
-        "import hpccomm as hc\n"
-        "os.environ['HPCCOMM_SEGMENT_BYTES'] = 'many' if MPI.COMM_WORLD.rank == 0 else '64'\n"
-        "try:\n"
-        "    hc.init_process_group()\n"
-        "except ValueError as error:\n"
-        "    sys.stdout.write(f'{error}\\n')\n",
-        encoding="utf-8",
-    )
-    done = launch(2, sys.executable, program)
+    program = """
+        import os, sys
+        from mpi4py import MPI
+        import hpccomm as hc
+        os.environ['HPCCOMM_SEGMENT_BYTES'] = 'many' if MPI.COMM_WORLD.rank == 0 else '64'
+        try:
+            hc.init_process_group()
+        except ValueError as error:
+            sys.stdout.write(f'{error}\\n')
+        """
+    done = run_program(program, tmp_path, 2)
     assert done.stdout.count("HPCCOMM_SEGMENT_BYTES is 'many'") == 2, done.stdout + done.stderr
 
 

@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from hpccomm.native import gil_held
 
-from ..launch import launch
+from ..launch import WATCHED, launch, run_program
 
 pytestmark = pytest.mark.serial
 
@@ -152,8 +152,8 @@ def hang(
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(PROGRAM.format(one=one, others=others)), encoding="utf-8")
     options = ("--timeout", "3", "--debug-dir", str(tmp_path / "reports"))
-    command = (*shell, sys.executable, "-m", "hpccomm", "run", *options, program, tmp_path / "lock")
-    return launch(ranks, *command, timeout=60, env=environment)
+    command = (*shell, sys.executable, *WATCHED, *options, program, tmp_path / "lock")
+    return launch(ranks, *command, env=environment)
 
 
 @pytest.mark.parametrize("limits", [("--timeout", "1"), ()])
@@ -168,9 +168,7 @@ def test_ranks_inside_a_library_of_c_while_another_moves(limits: tuple[str, ...]
         mpi.MPI_Barrier(ctypes.c_void_p(comm.handle))
         print("the end")
         """
-    (tmp_path / "program.py").write_text(textwrap.dedent(program), encoding="utf-8")
-    options = (*limits, "--debug-dir", tmp_path / "reports")
-    finished = launch(3, sys.executable, "-m", "hpccomm", "run", *options, tmp_path / "program.py")
+    finished = run_program(program, tmp_path, 3, by=(*WATCHED, *limits, "--debug-dir", tmp_path / "reports"))
     assert (finished.returncode, finished.stdout, finished.stderr) == (0, 3 * "the end\n", "")
 
 
@@ -189,9 +187,8 @@ def test_an_exception_inside_with_is_named(tmp_path: Path) -> None:
                 {}["density"]
             mpi.MPI_Barrier(ctypes.c_void_p(all_ranks.handle))
         """
-    (tmp_path / "program.py").write_text(textwrap.dedent(program), encoding="utf-8")
-    options = ("--timeout", "2", "--debug-dir", tmp_path / "reports")
-    finished = launch(3, sys.executable, "-m", "hpccomm", "run", *options, tmp_path / "program.py")
+    by = (*WATCHED, "--timeout", "2", "--debug-dir", tmp_path / "reports")
+    finished = run_program(program, tmp_path, 3, by=by)
     closes = r"rank 1 is at \S+program.py:9 in close, in mpi.MPI_Barrier\(ctypes.c_void_p\(comm.handle\)\)"
     assert re.search(closes + ", on KeyError: 'density'", finished.stderr), finished.stderr
     assert "ranks 0, 2 are at " in finished.stderr
@@ -200,7 +197,7 @@ def test_an_exception_inside_with_is_named(tmp_path: Path) -> None:
 def test_the_place_in_code_of_the_command_line(tmp_path: Path) -> None:
     code = "import time; from mpi4py import MPI\nMPI.COMM_WORLD.rank or time.sleep(1000)\nMPI.COMM_WORLD.Barrier()"
     options = ("--timeout", "3", "--debug-dir", tmp_path)
-    finished = launch(2, sys.executable, "-m", "hpccomm", "run", *options, "-c", code)
+    finished = launch(2, sys.executable, *WATCHED, *options, "-c", code)
     never = "rank 0 never reached Barrier #1 of 'COMM_WORLD': it is in the program at <string>:2 in <module>, "
     assert f"{never}in time.sleep(1000)" in finished.stderr, finished.stderr
     assert "rank 1 waits at <string>:3" in finished.stderr, finished.stderr
@@ -236,10 +233,9 @@ TOLD = """
 
 def told(tmp_path: Path, program: str, *options: str, ranks: int = 3) -> subprocess.CompletedProcess[str]:
     """Run a program with a time limit of which the user has said no more than HPCCOMM_TIMEOUT."""
-    file, reports = tmp_path / "program.py", str(tmp_path / "reports")
-    file.write_text(textwrap.dedent(TOLD) + textwrap.dedent(program), encoding="utf-8")
-    command = (sys.executable, "-m", "hpccomm", "run", "--debug-dir", reports, *options, file, reports)
-    return launch(ranks, *command, timeout=60, env={"HPCCOMM_TIMEOUT": "1"})
+    program, reports = textwrap.dedent(TOLD) + textwrap.dedent(program), tmp_path / "reports"
+    by = (*WATCHED, "--debug-dir", reports, *options)
+    return run_program(program, tmp_path, ranks, reports, by=by, env={"HPCCOMM_TIMEOUT": "1"})
 
 
 def test_a_slow_rank_is_only_told_of(tmp_path: Path) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
-from ..launch import launch
+from ..launch import WATCHED, run_program
 
 pytestmark = pytest.mark.serial
 
@@ -108,10 +107,9 @@ SUMS = """
 
 
 def run(tmp_path: Path, calls: str, *options: str, **environment: str) -> tuple[int, str, str]:
-    program = tmp_path / "program.py"
-    program.write_text(textwrap.dedent(PROGRAM) + textwrap.dedent(calls), encoding="utf-8")
-    command = (sys.executable, "-m", "hpccomm", "run", "--debug-dir", str(tmp_path / "reports"), *options, program)
-    finished = launch(3, *command, env=environment)
+    by = (*WATCHED, "--debug-dir", tmp_path / "reports", *options)
+    program = textwrap.dedent(PROGRAM) + textwrap.dedent(calls)
+    finished = run_program(program, tmp_path, 3, by=by, env=environment)
     return finished.returncode, finished.stdout, finished.stderr
 
 

@@ -7,7 +7,9 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mpi4py import MPI
@@ -15,7 +17,7 @@ from mpi4py import MPI
 from hpccomm.debug.trace.files import read as read_traces
 from hpccomm.process.environment import LAUNCHERS
 
-from ..launch import ROOT, clean_environment, launch
+from ..launch import ROOT, WATCHED, clean_environment, launch, run_program
 
 pytestmark = pytest.mark.serial
 
@@ -37,11 +39,16 @@ PROGRAM = """
     """
 
 
+def watched(
+    program: str, folder: Path, ranks: int, *arguments: str | Path, options: Sequence[str | Path] = (), **more: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a program by `hpccomm run`."""
+    return run_program(program, folder, ranks, *arguments, by=(*WATCHED, *options), **more)
+
+
 def run(tmp_path: Path, one: str, others: str = "pass", seconds: int = 100) -> tuple[int, str, str]:
-    program = tmp_path / "program.py"
-    program.write_text(textwrap.dedent(PROGRAM.format(one=one, others=others)), encoding="utf-8")
-    options = ("--timeout", str(seconds), "--debug-dir", str(tmp_path / "reports"))
-    finished = launch(3, sys.executable, "-m", "hpccomm", "run", *options, program, "--size", "3", timeout=60)
+    options = ("--timeout", str(seconds), "--debug-dir", tmp_path / "reports")
+    finished = watched(PROGRAM.format(one=one, others=others), tmp_path, 3, "--size", "3", options=options)
     return finished.returncode, finished.stdout, finished.stderr
 
 
@@ -88,7 +95,7 @@ comm.process_group.destroy()
 
 def test_persistent_requests_of_hpccomm_mpi4py_are_of_the_class_prequest_and_counted(tmp_path: Path) -> None:
     options = ("--debug-dir", str(tmp_path), "-c", PERSISTENT)
-    finished = launch(2, sys.executable, "-m", "hpccomm", "run", *options)
+    finished = launch(2, sys.executable, *WATCHED, *options)
     assert (finished.returncode, finished.stdout, finished.stderr) == (0, 2 * "True True 1 2\n", "")
 
 
@@ -110,10 +117,8 @@ HOOKED = """
 
 
 def test_a_log_of_its_calls(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(textwrap.dedent(HOOKED), encoding="utf-8")
     for ranks in (1, 3):
-        log = tmp_path / f"{ranks}-{{rank}}.log"
-        finished = launch(ranks, sys.executable, "-m", "hpccomm", "run", "--log", log, tmp_path / "program.py")
+        finished = watched(HOOKED, tmp_path, ranks, options=("--log", tmp_path / f"{ranks}-{{rank}}.log"))
         assert (finished.returncode, finished.stderr) == (0, "")
         for rank in range(ranks):
             lines = (tmp_path / f"{ranks}-{rank}.log").read_text(encoding="utf-8").splitlines()
@@ -132,7 +137,6 @@ def test_a_log_of_its_calls(tmp_path: Path) -> None:
 
 
 def test_hooks_that_it_does_not_know_of(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(textwrap.dedent(HOOKED), encoding="utf-8")
     (tmp_path / "mine.py").write_text(
         "import hpccomm.debug\n"
         "class Names:\n"
@@ -141,7 +145,7 @@ def test_hooks_that_it_does_not_know_of(tmp_path: Path) -> None:
         "def names(): hpccomm.debug.register_hook(Names())\n"
     )
     hooks = ("--hook", "mine:names", "--hook", "hpccomm.debug:check_numerics")
-    finished = launch(3, sys.executable, "-m", "hpccomm", "run", *hooks, tmp_path / "program.py")
+    finished = watched(HOOKED, tmp_path, 3, options=hooks)
     assert finished.returncode != 0
     found = "Allreduce #4 of 'COMM_WORLD' (32 B float64): recvbuf before it: inf at [2], 1 of 4 elements are not finite"
     assert f"[rank 1] hpccomm.errors.DistError: {found}" in finished.stderr
@@ -169,10 +173,8 @@ def test_a_status_of_a_forked_process_ends_that_one_only(tmp_path: Path) -> None
 @pytest.mark.parametrize(("end", "status"), [("sys.exit(3)", 3), ("sys.exit()", 0), ("1 / 0", 1)])
 def test_after_mpi_finalize_the_status_is_pythons(end: str, status: int, tmp_path: Path) -> None:
     """On one rank: of several the launcher may kill those that end last, and return 9."""
-    program = tmp_path / "program.py"
-    program.write_text(f"import sys\nfrom mpi4py import MPI\nMPI.Finalize()\n{end}\n", encoding="utf-8")
-    finished = launch(1, sys.executable, "-m", "hpccomm", "run", program)
-    assert finished.returncode == status, finished.stderr
+    program = f"import sys\nfrom mpi4py import MPI\nMPI.Finalize()\n{end}\n"
+    finished = watched(program, tmp_path, 1, status=status)
     assert "MPI_Abort" not in finished.stderr
 
 
@@ -208,8 +210,7 @@ INTERRUPTED = """
 
 
 def test_ctrl_c_inside_mpi_ends_the_job(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(textwrap.dedent(INTERRUPTED))
-    finished = launch(2, sys.executable, "-m", "hpccomm", "run", tmp_path / "program.py", timeout=60)
+    finished = watched(INTERRUPTED, tmp_path, 2)
     assert finished.returncode not in (0, 124), finished.stderr
     assert "[rank 1] Ctrl-C, inside MPI (most recent call last):" in finished.stderr
     said = "hpccomm: rank 1 is in Allreduce #1 of 'COMM_WORLD' (32 B float64); Ctrl-C ends the job"
@@ -253,9 +254,7 @@ def test_ctrl_c_in_a_job_that_hangs_has_one_verdict(case: str, tmp_path: Path) -
             threading.Thread(target=press, daemon=True).start()
             comm.Barrier()
         """
-    (tmp_path / "program.py").write_text(textwrap.dedent(program))
-    options = ("--debug-dir", tmp_path / "reports", tmp_path / "program.py", tmp_path / "marks")
-    finished = launch(3, sys.executable, "-m", "hpccomm", "run", *options)
+    finished = watched(program, tmp_path, 3, tmp_path / "marks", options=("--debug-dir", tmp_path / "reports"))
     assert finished.returncode not in (0, 124), finished.stderr
     assert len(re.findall(r"rank 1 never reached Barrier #3 of 'COMM_WORLD': " + said, finished.stderr)) == 1
     assert finished.stderr.count("Ctrl-C, inside MPI") == 1
@@ -282,7 +281,7 @@ def test_what_a_program_sets_in_mpi4py_rc_is_respected(what: str) -> None:
     given, check = RC[what]
     code = f"import atexit, mpi4py; mpi4py.rc({given}); from mpi4py import MPI; {check}\n"
     code += "print(MPI.COMM_WORLD.allreduce(1), type(MPI.COMM_WORLD) is MPI.Intracomm)"
-    finished = launch(2, sys.executable, "-m", "hpccomm", "run", "-c", code)
+    finished = launch(2, sys.executable, *WATCHED, "-c", code)
     assert (finished.returncode, finished.stdout) == (0, 2 * "2 False\n"), finished.stderr
 
 
@@ -298,7 +297,7 @@ def test_what_a_program_sets_in_mpi4py_rc_is_respected(what: str) -> None:
 def test_who_fails_before_mpi_is_there_ends_those_that_wait_for_it(fails: str, status: int, said: str) -> None:
     names = [each.rank for each in LAUNCHERS]
     code = f"import os, sys\nif '1' in [os.environ.get(each) for each in {names}]:\n    {fails}\n"
-    finished = launch(2, sys.executable, "-m", "hpccomm", "run", "-c", code + "from mpi4py import MPI")
+    finished = launch(2, sys.executable, *WATCHED, "-c", code + "from mpi4py import MPI")
     assert finished.returncode == status, finished.stderr
     assert said in finished.stderr
 
@@ -306,7 +305,7 @@ def test_who_fails_before_mpi_is_there_ends_those_that_wait_for_it(fails: str, s
 @pytest.mark.parametrize("fails", ["import no_such_module", "{}['a']", "raise SystemExit('we stop')", "int('x')"])
 def test_what_all_ranks_say_before_mpi_is_there_is_printed_once(fails: str) -> None:
     code = f"from hpccomm.process import together; together.QUIET = 60\n{fails}\nfrom mpi4py import MPI"
-    finished = launch(3, sys.executable, "-m", "hpccomm", "run", "-c", code)
+    finished = launch(3, sys.executable, *WATCHED, "-c", code)
     assert finished.returncode == 1
     assert "[ranks 0-2] " in finished.stderr
     assert not re.search(r"\[ranks? [0-2]\]", finished.stderr), finished.stderr
@@ -334,7 +333,7 @@ def test_what_can_not_be_run_is_as_python_says(what: str, tmp_path: Path) -> Non
 
 
 def test_a_missing_file_on_several_ranks() -> None:
-    finished = launch(2, sys.executable, "-m", "hpccomm", "run", "/no/such/program.py")
+    finished = launch(2, sys.executable, *WATCHED, "/no/such/program.py")
     assert finished.returncode == 2
     assert "can't open file '/no/such/program.py': [Errno 2] No such file or directory" in finished.stderr
 
@@ -361,12 +360,12 @@ def test_whatever_becomes_of_the_streams_the_status_is_the_programs(what: str, e
 def test_silent_ranks_of_a_job(tmp_path: Path) -> None:
     ways = [way for way in STREAMS.values() if "types" not in way]  # which Python ends with 120
     code = f"import os, sys; from mpi4py import MPI\nrank = MPI.COMM_WORLD.rank\nif rank: exec({ways}[rank - 1])"
-    finished = launch(1 + len(ways), sys.executable, "-m", "hpccomm", "run", "-c", code)
+    finished = launch(1 + len(ways), sys.executable, *WATCHED, "-c", code)
     assert (finished.returncode, finished.stderr) == (0, "")
 
 
 def test_modules_code_and_mistakes() -> None:
-    command = (sys.executable, "-m", "hpccomm", "run")
+    command = (sys.executable, *WATCHED)
     code = "import sys; from mpi4py import MPI; print(sys.argv, MPI.COMM_WORLD.allreduce(1))"
     assert launch(2, *command, "-c", code, "-x").stdout == 2 * "['-c', '-x'] 2\n"
     finished = launch(2, *command, "-m", "mpi4py.bench", "helloworld", "-q")
@@ -403,67 +402,58 @@ def test_pytest_runs_where_warnings_are_errors(tmp_path: Path) -> None:
     file = tmp_path / "test_one.py"
     file.write_text("from mpi4py import MPI\n\ndef test_one():\n    assert MPI.COMM_WORLD.allreduce(1) == 2\n")
     options = ("-m", "pytest", "-c", "/dev/null", "-W", "error", "-p", "no:cacheprovider", "-q", "--with-mpi")
-    finished = launch(2, sys.executable, "-m", "hpccomm", "run", *options, file)
+    finished = launch(2, sys.executable, *WATCHED, *options, file)
     assert (finished.returncode, "1 passed" in finished.stdout) == (0, True), finished.stderr
 
 
 def test_a_program_may_initialise_mpi_and_use_hpccomm(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(
-        textwrap.dedent("""
-            import mpi4py
-            mpi4py.rc.initialize = False
-            from mpi4py import MPI
-            MPI.Init()
-            import numpy as np, hpccomm as hc
-            with hc.init_process_group():
-                x = np.ones(3)
-                hc.all_reduce(x)
-                print(x, MPI.COMM_WORLD.allreduce(1))
-            MPI.Finalize()
-            """),
-        encoding="utf-8",
-    )
-    finished = launch(2, sys.executable, "-m", "hpccomm", "run", program)
+    program = """
+        import mpi4py
+        mpi4py.rc.initialize = False
+        from mpi4py import MPI
+        MPI.Init()
+        import numpy as np, hpccomm as hc
+        with hc.init_process_group():
+            x = np.ones(3)
+            hc.all_reduce(x)
+            print(x, MPI.COMM_WORLD.allreduce(1))
+        MPI.Finalize()
+        """
+    finished = watched(program, tmp_path, 2)
     assert (finished.returncode, finished.stdout, finished.stderr) == (0, 2 * "[2. 2. 2.] 2\n", "")
 
 
 def test_without_a_watchdog_nothing_is_replaced() -> None:
-    command = (sys.executable, "-m", "hpccomm", "run", "-c")
+    command = (sys.executable, *WATCHED, "-c")
     code = "from mpi4py import MPI; print(type(MPI.COMM_WORLD) is MPI.Intracomm)"
     assert launch(2, *command, code, env={"HPCCOMM_WATCHDOG": "0"}).stdout == 2 * "True\n"
     assert launch(2, *command, code).stdout == 2 * "False\n"
 
 
 def test_a_recording_of_its_calls(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(
-        textwrap.dedent("""
-            import numpy as np
-            from mpi4py import MPI
-            comm = MPI.COMM_WORLD
-            rank, size = comm.Get_rank(), comm.Get_size()
-            x, y = np.ones(4), np.empty(4)
-            row = comm.Split(0)
-            row.Allreduce([x, MPI.DOUBLE] if rank else x, y, op=MPI.MAX)
-            requests = [comm.Irecv(y, (rank - 1) % size), comm.Isend(x, (rank + 1) % size)]
-            MPI.Request.Waitall(requests)
-            comm.send(1, rank)  # taken by a message, which nobody sees
-            while not (message := comm.improbe(rank)):
-                pass
-            message.recv()
-            row.Free()
-            receive = comm.Recv_init(y, rank, 5)
-            receive.Start()
-            comm.Send(x, rank, 5)
-            receive.Wait()
-            comm.Bcast(x, root=0)
-            """),
-        encoding="utf-8",
-    )
+    program = """
+        import numpy as np
+        from mpi4py import MPI
+        comm = MPI.COMM_WORLD
+        rank, size = comm.Get_rank(), comm.Get_size()
+        x, y = np.ones(4), np.empty(4)
+        row = comm.Split(0)
+        row.Allreduce([x, MPI.DOUBLE] if rank else x, y, op=MPI.MAX)
+        requests = [comm.Irecv(y, (rank - 1) % size), comm.Isend(x, (rank + 1) % size)]
+        MPI.Request.Waitall(requests)
+        comm.send(1, rank)  # taken by a message, which nobody sees
+        while not (message := comm.improbe(rank)):
+            pass
+        message.recv()
+        row.Free()
+        receive = comm.Recv_init(y, rank, 5)
+        receive.Start()
+        comm.Send(x, rank, 5)
+        receive.Wait()
+        comm.Bcast(x, root=0)
+        """
     folder = tmp_path / "recordings"
-    command = (sys.executable, "-m", "hpccomm", "run", "--trace", "--debug-dir", str(folder), program)
-    assert launch(2, *command).returncode == 0
+    watched(program, tmp_path, 2, options=("--trace", "--debug-dir", folder), status=0)
     traces = read_traces(next(folder.iterdir()))
     assert len(traces) == 2
     for trace in traces:
@@ -499,7 +489,7 @@ MPI.COMM_WORLD.Barrier()
 MPI.COMM_WORLD.Allreduce(np.ones(4), np.empty(4), MPI.MAX if rank else MPI.SUM)
 raise KeyError("the end")
 """
-    command = (sys.executable, "-m", "hpccomm", "run", "--debug-dir", tmp_path / "recordings", "-c", code)
+    command = (sys.executable, *WATCHED, "--debug-dir", tmp_path / "recordings", "-c", code)
     assert launch(2, *command, env={"HPCCOMM_TRACE": "1"}).returncode != 0
     finished = launch(1, sys.executable, "-m", "hpccomm", "trace", tmp_path / "recordings")
     assert finished.returncode == 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ from hpccomm.job import mpi_library
 from hpccomm.store import master, rendezvous
 from hpccomm.store.rendezvous import Method
 
-from ..launch import launch
+from ..launch import run_program
 
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.Get_rank(), WORLD.Get_size()
@@ -337,9 +336,6 @@ hc.destroy_process_group()
 
 @pytest.mark.serial
 def test_the_store_of_a_job_is_closed_to_others(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(NO_KEY)
-    done = launch(2, sys.executable, program)
-    assert done.returncode == 0, done.stderr
+    done = run_program(NO_KEY, tmp_path, 2, status=0)
     assert re.search(r"TCPStore\('@hpccomm-\w{32}', 0\)", done.stdout)  # no port that others could connect to
     assert re.search(r"has refused this process: this process has another key", done.stdout)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 from mpi4py import MPI
 
-from ..launch import launch, time_limit
+from ..launch import run_program, time_limit
 
 pytestmark = pytest.mark.serial
 OPEN_MPI = MPI.get_vendor()[0] == "Open MPI"
@@ -60,9 +59,8 @@ def hang(x):
 def run(
     ranks: int, program: str, folder: Path, env: dict[str, str] | None = None, argument: str = ""
 ) -> tuple[int, str, str]:
-    file = folder / "program.py"
-    file.write_text(BEGIN + program)
-    ended = launch(ranks, sys.executable, file, folder, argument, env={"HPCCOMM_DEBUG_DIR": str(folder), **(env or {})})
+    env = {"HPCCOMM_DEBUG_DIR": str(folder), **(env or {})}
+    ended = run_program(BEGIN + program, folder, ranks, folder, argument, env=env)
     return ended.returncode, ended.stdout, ended.stderr
 
 
