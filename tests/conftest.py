@@ -139,6 +139,15 @@ def groups(process_group: hc.ProcessGroup) -> list[hc.ProcessGroup]:
 
 
 @pytest.fixture
+def the_group_goes_on(process_group: hc.ProcessGroup) -> Iterator[None]:
+    """After the test the world can be used: no rank has failed alone."""
+    yield
+    check = np.ones(1)
+    hc.all_reduce(check)
+    assert check[0] == process_group.size
+
+
+@pytest.fixture
 def random(process_group: hc.ProcessGroup) -> np.random.Generator:
     """The same random numbers on every rank."""
     return np.random.default_rng(7)

@@ -7,9 +7,7 @@ import json
 import os
 import shutil
 import stat
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,58 +20,18 @@ from hpccomm import checkpoint
 from hpccomm.checkpoint import destination, files, loading
 
 from .arrays import ALL_DTYPES, LAYOUTS, assert_same, dtype_name, values
+from .checkpoints import base, contents, first_rank_warns, first_ranks, flip, folder, full_disk, on_first, part
+from .hooks import Noted
 
-pytestmark = pytest.mark.usefixtures("process_group")
+__all__ = ["base", "folder"]  # fixtures
+pytestmark = pytest.mark.usefixtures("process_group", "the_group_goes_on")
 several = pytest.mark.mpi(min_size=2)
 Group = hc.ProcessGroup
-
-
-@pytest.fixture(autouse=True)
-def _the_group_goes_on(process_group: Group) -> Iterator[None]:
-    yield
-    check = np.ones(1)
-    hc.all_reduce(check)
-    assert check[0] == process_group.size
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder that all ranks share, which is not there yet."""
-    shared = [tmp_path / "run" / "checkpoints"]
-    hc.broadcast_object_list(shared)
-    return shared[0]
-
-
-def first_ranks(count: int) -> hc.ProcessGroup | hc.NonMember:
-    return hc.new_group(range(count))
-
-
-def on_first(act: Callable[[], Any]) -> None:
-    """Do something to the files, while the other ranks wait."""
-    hc.barrier()
-    if hc.get_rank() == 0:
-        act()
-    hc.barrier()
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """Every file under a folder."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def flip(path: Path, position: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[position] ^= 1
-    path.write_bytes(data)
 
 
 def data_folder(folder: Path, step: int) -> Path:
     (found,) = folder.glob(f"step-{step:010}-*")
     return found
-
-
-def part(x: Any, rank: int, size: int, axis: int = 0) -> Any:
-    return np.array_split(x, size, axis)[rank]
 
 
 # -- what comes back ---------------------------------------------------------------------------------
@@ -101,8 +59,9 @@ def test_every_dtype_and_layout_comes_back_bit_for_bit(folder: Path, dtype: Any)
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2, -1])
+@pytest.mark.parametrize("save", [checkpoint.save, checkpoint.save_async], ids=["save", "save_async"])
 def test_the_global_array_is_the_parts_one_after_the_other_and_any_number_of_ranks_reads_it(
-    folder: Path, axis: int, monkeypatch: pytest.MonkeyPatch
+    folder: Path, axis: int, save: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "BLOCK", 64)  # many blocks, so that parts begin and end within them
     size = hc.get_world_size()
@@ -111,8 +70,10 @@ def test_the_global_array_is_the_parts_one_after_the_other_and_any_number_of_ran
     for writers in range(1, size + 1):
         group = first_ranks(writers)
         if isinstance(group, Group):
-            arrays = {"x": part(x, group.rank, writers, axis), "y": part(y, group.rank, writers)}
-            checkpoint.save(folder, arrays, writers, axis={"x": axis}, replicated={"all": x}, group=group)
+            arrays = {"x": part(x, group.rank, writers, axis).copy(), "y": part(y, group.rank, writers)}
+            save(folder, arrays, writers, axis={"x": axis}, replicated={"all": x}, group=group)
+            arrays["x"][:] = 0
+            checkpoint.finish(group)
         hc.barrier()
         for readers in range(1, size + 1):
             group = first_ranks(readers)
@@ -396,10 +357,12 @@ def test_a_rank_outside_the_group(folder: Path) -> None:
 def test_a_destroyed_group_is_refused(folder: Path) -> None:
     group = hc.new_group()
     hc.destroy_process_group(group)
-    with pytest.raises(hc.DistError, match="destroyed"):
-        checkpoint.save(folder, {"x": np.ones(1)}, 0, group=group)
+    for save in (checkpoint.save, checkpoint.save_async):
+        with pytest.raises(hc.DistError, match="destroyed"):
+            save(folder, {"x": np.ones(1)}, 0, group=group)
     with pytest.raises(hc.DistError, match="destroyed"):
         checkpoint.load(folder, group=group)
+    assert not folder.exists()
 
 
 def test_parts_that_make_no_sense(folder: Path) -> None:
@@ -451,75 +414,42 @@ def two_steps(folder: Path) -> Any:
     return x
 
 
-def damage_last_byte(folder: Path) -> str:
-    path = data_folder(folder, 2) / f"rank-{hc.get_world_size() - 1}.npy"
-    on_first(lambda: flip(path, -1))
-    return rf"{path} is damaged: a checksum is wrong"
+MANIFEST = "step-0000000002.json"
+WRONG_CHECKSUM = "{} is damaged: a checksum is wrong"
+WRONG_MANIFEST = "the manifest {} is damaged: its checksum is wrong"
+DAMAGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "last byte": ("rank-{last}.npy", flip, WRONG_CHECKSUM),
+    "first byte of data": ("rank-0.npy", lambda path: flip(path, 128), WRONG_CHECKSUM),
+    "truncated": ("rank-0.npy", lambda path: os.truncate(path, 500), "{} is damaged: it ends after 500 bytes, too e"),
+    "removed": ("rank-{last}.npy", Path.unlink, "{} is missing, or the folder is not on a file system that all ranks"),
+    "manifest": (MANIFEST, lambda path: flip(path, path.read_bytes().index(b'"step": 2') + 8), WRONG_MANIFEST),
+    "manifest cut": (MANIFEST, lambda path: os.truncate(path, 30), WRONG_MANIFEST),
+    "manifest empty": (MANIFEST, lambda path: os.truncate(path, 0), WRONG_MANIFEST),
+}
 
 
-def damage_first_byte_of_data(folder: Path) -> str:
-    path = data_folder(folder, 2) / "rank-0.npy"
-    on_first(lambda: flip(path, 128))
-    return rf"{path} is damaged: a checksum is wrong"
+def damage(folder: Path, how: str) -> str:
+    """Damage step 2; return the pattern of what is said of it."""
+    name, act, said = DAMAGES[how]
+    path = folder / name if name == MANIFEST else data_folder(folder, 2) / name.format(last=hc.get_world_size() - 1)
+    on_first(lambda: act(path))
+    return said.format(path)
 
 
-def truncate(folder: Path) -> str:
-    path = data_folder(folder, 2) / "rank-0.npy"
-    on_first(lambda: os.truncate(path, 500))
-    return rf"{path} is damaged: it ends after 500 bytes, too early"
-
-
-def remove_a_file(folder: Path) -> str:
-    path = data_folder(folder, 2) / f"rank-{hc.get_world_size() - 1}.npy"
-    on_first(path.unlink)
-    return rf"{path} is missing, or the folder is not on a file system that all ranks share"
-
-
-def damage_the_manifest(folder: Path) -> str:
-    path = folder / "step-0000000002.json"
-    on_first(lambda: flip(path, path.read_bytes().index(b'"step": 2') + 8))
-    return rf"the manifest {path} is damaged: its checksum is wrong"
-
-
-def cut_the_manifest(folder: Path) -> str:
-    path = folder / "step-0000000002.json"
-    on_first(lambda: os.truncate(path, 30))
-    return rf"the manifest {path} is damaged: its checksum is wrong"
-
-
-def empty_the_manifest(folder: Path) -> str:
-    path = folder / "step-0000000002.json"
-    on_first(lambda: os.truncate(path, 0))
-    return rf"the manifest {path} is damaged: its checksum is wrong"
-
-
-DAMAGES = [
-    damage_last_byte,
-    damage_first_byte_of_data,
-    truncate,
-    remove_a_file,
-    damage_the_manifest,
-    cut_the_manifest,
-    empty_the_manifest,
-]
-
-
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_damage_is_an_error_on_every_rank_that_says_what_to_do(folder: Path, damage: Any) -> None:
+@pytest.mark.parametrize("how", DAMAGES)
+def test_damage_is_an_error_on_every_rank_that_says_what_to_do(folder: Path, how: str) -> None:
     x = two_steps(folder)
-    message = damage(folder)
+    message = damage(folder, how)
     with pytest.raises(checkpoint.CheckpointError, match=message) as caught:
         checkpoint.load(folder)
     assert f"to load the step before it: checkpoint.load({str(folder)!r}, step=1), or fall_back" in str(caught.value)
     assert_same(checkpoint.load(folder, step=1).arrays["x"], x)
-    with warnings.catch_warnings(record=True) as caught_warnings:
-        warnings.simplefilter("always")
+    with first_rank_warns("loaded step 1 instead") as said:
         found = checkpoint.load(folder, fall_back=True)
     assert found.step == 1
     assert found.metadata == {"step": 1}
     assert_same(found.arrays["x"], x)
-    said = [each for each in caught_warnings if "loaded step 1 instead" in str(each.message)]
-    assert [each.filename for each in said] == ([__file__] if hc.get_rank() == 0 else [])
+    assert {each.filename for each in said} <= {__file__}
     # the damaged step is not one to go on from: saving it again mends it
     checkpoint.save(folder, {"x": x * 3}, 2)
     assert_same(checkpoint.load(folder).arrays["x"], x * 3)
@@ -527,13 +457,13 @@ def test_damage_is_an_error_on_every_rank_that_says_what_to_do(folder: Path, dam
     assert len(list(folder.iterdir())) == 4
 
 
-@pytest.mark.parametrize("damage", [damage_last_byte, damage_the_manifest], ids=lambda damage: damage.__name__)
-def test_a_step_that_a_load_has_skipped_does_not_count(folder: Path, damage: Any) -> None:
+@pytest.mark.parametrize("how", ["last byte", "manifest"])
+def test_a_step_that_a_load_has_skipped_does_not_count(folder: Path, how: str) -> None:
     x = two_steps(folder)
-    damage(folder)
+    damage(folder, how)
     with pytest.raises(ValueError, match="has step 2 already"):
         checkpoint.save(folder, {"x": x}, 1)
-    with pytest.warns(RuntimeWarning, match="loaded step 1 instead") if hc.get_rank() == 0 else nullcontext():
+    with first_rank_warns("loaded step 1 instead"):
         checkpoint.load(folder, fall_back=True)
     checkpoint.save(folder, {"x": x * 5}, 1)  # where the program is again
     hc.barrier()
@@ -544,9 +474,8 @@ def test_a_step_that_a_load_has_skipped_does_not_count(folder: Path, damage: Any
 
 def test_a_step_that_a_load_has_skipped_is_none_of_those_to_keep(folder: Path) -> None:
     two_steps(folder)
-    damage_last_byte(folder)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    damage(folder, "last byte")
+    with first_rank_warns("loaded step 1 instead"):
         checkpoint.load(folder, fall_back=True)
     checkpoint.save(folder, {"x": np.ones(3)}, 3, keep=2)
     hc.barrier()
@@ -555,9 +484,8 @@ def test_a_step_that_a_load_has_skipped_is_none_of_those_to_keep(folder: Path) -
 
 def test_a_step_that_was_skipped_counts_when_it_has_been_saved_again(folder: Path) -> None:
     two_steps(folder)
-    damage_last_byte(folder)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    damage(folder, "last byte")
+    with first_rank_warns("loaded step 1 instead"):
         checkpoint.load(folder, fall_back=True)
     checkpoint.save(folder, {"x": np.ones(3)}, 2)
     with pytest.raises(ValueError, match="has step 2 already"):
@@ -577,13 +505,10 @@ def test_a_file_server_that_is_away_for_a_moment(folder: Path, failures: int, mo
     monkeypatch.setattr(files, "PAUSES", (0, 0, 0))
     if hc.get_rank() == hc.get_world_size() - 1:
         monkeypatch.setattr(files, "open_unbuffered", fail)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with first_rank_warns("loaded step 1 instead", times=int(failures != 3)):
         found = checkpoint.load(folder, fall_back=True)
     assert_same(found.arrays["x"], x * found.step)
     assert found.step == (2 if failures == 3 else 1)
-    said = [each for each in caught if "loaded step 1 instead" in str(each.message)]
-    assert len(said) == (found.step == 1 and hc.get_rank() == 0)
 
 
 FORGED: dict[str, Callable[[dict[str, Any]], object]] = {
@@ -686,10 +611,6 @@ def test_the_manifest_is_json(folder: Path) -> None:
 
 
 # -- errors of the file system, on one rank ----------------------------------------------------------
-
-
-def full_disk(*_: Any, **__: Any) -> None:
-    raise OSError(28, "No space left on device", "/the/file")
 
 
 @pytest.mark.parametrize("step", [2, 3], ids=["again", "next"])
@@ -810,12 +731,9 @@ def test_folders_that_need_or_allow_no_fsync(folder: Path, monkeypatch: pytest.M
         checkpoint.save(folder, {"x": np.ones(3)}, 1)
     on_first(lambda: shutil.rmtree(folder))
     monkeypatch.setattr(files.os, "open", may_not_list)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with first_rank_warns("can't be brought to the disk"):
         checkpoint.save(folder, {"x": np.ones(3)}, 1)
         checkpoint.save(folder, {"x": np.ones(3)}, 2)
-    said = [str(each.message) for each in caught if "can't be brought to the disk" in str(each.message)]
-    assert len(said) == (1 if hc.get_rank() == 0 else 0)
 
 
 @several
@@ -838,11 +756,8 @@ def test_a_file_that_others_cannot_see(folder: Path, monkeypatch: pytest.MonkeyP
 def test_what_cannot_be_removed_is_a_warning(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     two_steps(folder)
     monkeypatch.setattr(destination.shutil, "rmtree", full_disk)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with first_rank_warns("older files"):
         checkpoint.save(folder, {"x": np.ones(3)}, 3)
-    said = [str(each.message) for each in caught if "older files" in str(each.message)]
-    assert len(said) == (1 if hc.get_rank() == 0 else 0)
     monkeypatch.undo()
     hc.barrier()
     checkpoint.save(folder, {"x": np.ones(3)}, 4)
@@ -861,16 +776,9 @@ def test_one_thing_that_cannot_be_removed_keeps_nothing_else(folder: Path, monke
             rmtree(path, *more, **options)
 
     monkeypatch.setattr(destination.shutil, "rmtree", fail)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with first_rank_warns(rf"can't be removed: \[Errno 16\] Device or resource busy: '{stuck}'", times=5):
         for step in range(3, 8):
             checkpoint.save(folder, {"x": np.ones(3)}, step)
-    said = [
-        str(each.message)
-        for each in caught
-        if f"can't be removed: [Errno 16] Device or resource busy: '{stuck}'" in str(each.message)
-    ]
-    assert len(said) == (5 if hc.get_rank() == 0 else 0)
     hc.barrier()
     assert len(os.listdir(folder)) == 5
 
@@ -915,19 +823,9 @@ def test_a_step_that_is_saved_again_while_it_is_read(folder: Path, monkeypatch: 
 
 
 def test_hooks_see_what_is_collective(folder: Path) -> None:
-    class Names:
-        def __init__(self) -> None:
-            self.seen: list[str] = []
-
-        def begin(self, operation: hc.Operation) -> None:
-            self.seen.append(operation.name)
-
-        def end(self, operation: hc.Operation) -> None:
-            assert operation.error is None
-
-    group = hc.new_group()
-    names = Names()
-    with group.register_hook(names):
+    group, noted = hc.new_group(), Noted()
+    with group.register_hook(noted):
         checkpoint.save(folder, {"x": np.ones(1)}, 1, group=group)
         checkpoint.load(folder, group=group)
-    assert names.seen == ["all_gather_object"] * 9
+    assert noted.names == ["all_gather_object"] * 9
+    assert [each.error for each in noted.ended] == [None] * 9

@@ -10,7 +10,6 @@ import os
 import shutil
 import stat
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,9 @@ from hpccomm.checkpoint import files, nodes, partners, writer
 from hpccomm.checkpoint.local import local_folder
 
 from .arrays import assert_same
+from .checkpoints import base, first_rank_warns, flip, on_first
 
+__all__ = ["base"]  # a fixture
 pytestmark = pytest.mark.usefixtures("process_group")
 several = pytest.mark.mpi(min_size=2)
 
@@ -35,14 +36,6 @@ KINDS = {  # of pretended nodes: the node of each rank
     "the first alone": lambda size: (min(rank, 1) for rank in range(size)),
     "the last alone": lambda size: (int(rank == size - 1) for rank in range(size)),
 }
-
-
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
-    """A folder that all ranks share."""
-    shared = [tmp_path]
-    hc.broadcast_object_list(shared)
-    return shared[0]
 
 
 class Job:
@@ -109,20 +102,6 @@ def replicated(step: int) -> dict[str, Any]:
     return {"time": np.array(step / 4), "table": np.arange(300) * step}
 
 
-def on_first(act: Callable[[], Any]) -> None:
-    """Do something to the files, while the other ranks wait."""
-    hc.barrier()
-    if hc.get_rank() == 0:
-        act()
-    hc.barrier()
-
-
-def flip(path: Path, position: int = -1) -> None:
-    data = bytearray(path.read_bytes())
-    data[position] ^= 1
-    path.write_bytes(data)
-
-
 @pytest.fixture(params=KINDS, ids=lambda name: name.replace(" ", "-"))
 def job(request: pytest.FixtureRequest, base: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     monkeypatch.setattr(partners, "PIECE", 100)  # many messages
@@ -165,11 +144,7 @@ def test_without_partners_a_node_is_lost_with_its_files(job: Job) -> None:
     job.save(2, partner=False)
     job.check(2, size)
     on_first(lambda: shutil.rmtree(job.storage(0)))
-    warns = pytest.warns(RuntimeWarning, match=r"step 2 is not whole on the nodes.*loaded step 1 instead")
-    if hc.get_rank() == 0:
-        with warns:
-            job.check(1, size)
-    else:
+    with first_rank_warns(r"step 2 is not whole on the nodes.*loaded step 1 instead"):
         job.check(1, size)
     if job.is_member:
         with pytest.raises(checkpoint.NoCheckpointError, match="step 2 is not whole on the nodes of this job: rank-"):
@@ -229,7 +204,7 @@ def test_where_all_copies_are_damaged_the_step_before_is_loaded(base: Path) -> N
     job.save(2)
     on_first(lambda: [flip(path) for path in base.glob("node-*/*/step-*2-*/rank-1.npy")])
     said = r"step 2 is not whole on the nodes of this job: rank-1.npy \(.*rank-1.npy is damaged.*loaded step 1 instead"
-    with pytest.warns(RuntimeWarning, match=said) if hc.get_rank() == 0 else nullcontext():
+    with first_rank_warns(said):
         job.check(1, size)
     with pytest.raises(checkpoint.CheckpointError, match="step 2 is not whole on the nodes"):
         job.load(step=2)
@@ -299,7 +274,7 @@ def test_two_folders_on_one_node_are_refused(base: Path) -> None:
 def test_partners_on_one_node_are_a_warning(base: Path) -> None:
     job = Job(base, lambda size: [0] * size)
     said = "partner=True, but all ranks are on one node, so there are no copies on another one"
-    with pytest.warns(RuntimeWarning, match=said) if hc.get_rank() == 0 else nullcontext():
+    with first_rank_warns(said):
         job.save(1)
     job.check(1, hc.get_world_size())
     job.save(2, partner=False)

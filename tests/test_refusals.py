@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,15 +14,7 @@ import hpccomm as hc
 
 from .arrays import BOOL, COMPLEX, HALVES, INTEGERS
 
-pytestmark = pytest.mark.usefixtures("process_group")
-
-
-@pytest.fixture(autouse=True)
-def _the_group_goes_on(process_group: hc.ProcessGroup) -> Iterator[None]:
-    yield
-    check = np.ones(1)
-    hc.all_reduce(check)
-    assert check[0] == process_group.size
+pytestmark = pytest.mark.usefixtures("process_group", "the_group_goes_on")
 
 
 def refused(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -30,19 +29,11 @@ from .arrays import (
 )
 from .launch import run_program
 
-pytestmark = pytest.mark.usefixtures("process_group")
+pytestmark = pytest.mark.usefixtures("process_group", "the_group_goes_on")
 
 several = pytest.mark.mpi(min_size=2)
 Group = hc.ProcessGroup
 FINE = Tuning(shared_bytes=0, shared_chunk_bytes=64)
-
-
-@pytest.fixture(autouse=True)
-def _the_group_goes_on(process_group: Group) -> Iterator[None]:
-    yield
-    check = np.ones(1)
-    hc.all_reduce(check)
-    assert check[0] == process_group.size
 
 
 @pytest.fixture

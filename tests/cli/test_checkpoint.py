@@ -21,6 +21,7 @@ from hpccomm.checkpoint.local import local_folder
 from hpccomm.cli.main import main
 
 from ..arrays import assert_same
+from ..checkpoints import flip
 from ..faults.killed_while_saving import Alone
 from ..launch import ROOT, clean_environment, launch
 from . import saved_checkpoints as program
@@ -49,12 +50,6 @@ def whole(step: int) -> dict[str, Any]:
     return {
         name: np.concatenate([part[name] for part in parts], program.AXES.get(name, 0)) for name in parts[0]
     } | program.REPLICATED
-
-
-def flip(path: Path, position: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[position] ^= 1
-    path.write_bytes(data)
 
 
 def a_file(folder: Path, step: int, rank: int) -> Path:
