@@ -7,8 +7,8 @@ import gc
 import re
 import threading
 import weakref
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -27,45 +27,50 @@ def total(group: hc.ProcessGroup) -> float:
     return float(sum(range(1, group.size + 1)))
 
 
-def operations(group: hc.ProcessGroup, async_op: bool = True) -> dict[str, Callable[[Any, Any], hc.Work | None]]:
-    """Operations from `array` to `output`, which have group.size elements."""
+def operate(name: str, group: hc.ProcessGroup, array: Any, output: Any, async_op: bool = True) -> hc.Work | None:
+    """Do an operation from `array` to `output`, which have group.size elements."""
     n, me = group.size, group.rank
-    to, source = (me + 1) % n, (me - 1) % n
-    rows = [slice(r, r + 1) for r in range(n)]
-    return {
-        "all_reduce": lambda array, output: hc.all_reduce(array, async_op=async_op),
-        "broadcast": lambda array, output: hc.broadcast(array, 0, async_op=async_op),
-        "reduce": lambda array, output: hc.reduce(array, 0, async_op=async_op),
-        "all_gather": lambda array, output: hc.all_gather([output[r] for r in rows], array[:1], async_op=async_op),
-        "all_gather_single": lambda array, output: hc.all_gather_single(output, array[:1], async_op=async_op),
-        "gather": lambda array, output: hc.gather(
-            array[:1], [output[r] for r in rows] if me == 0 else None, 0, async_op=async_op
-        ),
-        "scatter": lambda array, output: hc.scatter(
-            output[:1], [array[r] for r in rows] if me == 0 else None, 0, async_op=async_op
-        ),
-        "reduce_scatter_single": lambda array, output: hc.reduce_scatter_single(output[:1], array, async_op=async_op),
-        "all_to_all_single": lambda array, output: hc.all_to_all_single(output, array, async_op=async_op),
-        "all_reduce_coalesced": lambda array, output: hc.all_reduce_coalesced([array, output], async_op=async_op),
-        "reduce_scatter": lambda array, output: hc.reduce_scatter(
-            output[:1], [array[r] for r in rows], async_op=async_op
-        ),
-        "all_to_all": lambda array, output: hc.all_to_all(
-            [output[r] for r in rows], [array[r] for r in rows], async_op=async_op
-        ),
-        "broadcast_coalesced": lambda array, output: hc.broadcast_coalesced([array, output], 0, async_op=async_op),
-        "all_gather_coalesced": lambda array, output: hc.all_gather_coalesced(
-            [[output[r]] for r in rows], [array[:1]], async_op=async_op
-        ),
-        "all_gather_single_coalesced": lambda array, output: hc.all_gather_single_coalesced(
-            [output], [array[:1]], async_op=async_op
-        ),
-        "reduce_scatter_single_coalesced": lambda array, output: hc.reduce_scatter_single_coalesced(
-            [output[:1]], [array], async_op=async_op
-        ),
-        "sendrecv": lambda array, output: hc.sendrecv(array, to, output, source, async_op=async_op),
-        "PREMUL_SUM": lambda array, output: hc.all_reduce(array, hc.ReduceOp.PREMUL_SUM(2), async_op=async_op),
+    inputs, outputs = ([each[r : r + 1] for r in range(n)] for each in (array, output))
+    arguments: dict[str, tuple[Any, ...]] = {
+        "all_reduce": (array,),
+        "PREMUL_SUM": (array, hc.ReduceOp.PREMUL_SUM(2)),
+        "broadcast": (array, 0),
+        "reduce": (array, 0),
+        "all_gather": (outputs, array[:1]),
+        "all_gather_single": (output, array[:1]),
+        "gather": (array[:1], outputs if me == 0 else None, 0),
+        "scatter": (output[:1], inputs if me == 0 else None, 0),
+        "reduce_scatter": (output[:1], inputs),
+        "reduce_scatter_single": (output[:1], array),
+        "all_to_all": (outputs, inputs),
+        "all_to_all_single": (output, array),
+        "all_reduce_coalesced": ([array, output],),
+        "broadcast_coalesced": ([array, output], 0),
+        "all_gather_coalesced": ([[each] for each in outputs], [array[:1]]),
+        "all_gather_single_coalesced": ([output], [array[:1]]),
+        "reduce_scatter_single_coalesced": ([output[:1]], [array]),
+        "sendrecv": (array, (me + 1) % n, output, (me - 1) % n),
     }
+    function = hc.all_reduce if name == "PREMUL_SUM" else getattr(hc, name)
+    return function(*arguments[name], async_op=async_op)
+
+
+@contextmanager
+def gpu_goes_on(machine: Any) -> Iterator[None]:
+    """Have a GPU that is held go on while the block waits for it."""
+    timer = threading.Timer(0.05, setattr, (machine, "held", False))
+    timer.start()
+    yield
+    assert not machine.held, "the block has not waited"
+    timer.join()
+
+
+def taken_races(machine: Any) -> list[str]:
+    """Take the races that the stand-in has found: they are no failure of the test."""
+    races, machine.races = machine.races, []
+    machine.accesses.clear()
+    assert races
+    return races
 
 
 NAMES = [
@@ -87,7 +92,7 @@ def test_an_operation_waits_for_the_stream_that_made_its_arrays(
         array = gpus.array(np.zeros(process_group.size), layout)
         output = gpus.array(np.zeros(process_group.size), layout)
         gpus.write(array, np.full(process_group.size, process_group.rank + 1.0))
-        work = operations(process_group, async_op)[name](array, output)
+        work = operate(name, process_group, array, output, async_op)
         if isinstance(work, hc.Work):
             work.wait()
         seen = gpus.values(array), gpus.values(output)
@@ -106,12 +111,9 @@ def test_without_the_first_wait_the_stand_in_finds_a_race(
     hc.all_reduce(gpus.array(np.ones(1)))  # the connection is there
     array, output = gpus.array(np.ones(process_group.size)), gpus.array(np.ones(process_group.size))
     monkeypatch.setattr(Runtime, "wait", lambda *_: None)
-    operations(process_group)[name](array, output)
+    operate(name, process_group, array, output)
     monkeypatch.undo()
-    races, machine.races = machine.races, []
-    assert races
-    assert all("does not wait for the program's writing" in race for race in races)
-    machine.accesses.clear()
+    assert all("does not wait for the program's writing" in race for race in taken_races(machine))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -120,14 +122,11 @@ def test_without_the_last_wait_the_stand_in_finds_a_race(
 ) -> None:
     array, output = gpus.array(np.ones(process_group.size)), gpus.array(np.ones(process_group.size))
     machine.held = True  # the GPU is not done yet
-    operations(process_group)[name](array, output)  # and no wait()
+    operate(name, process_group, array, output)  # and no wait()
     gpus.write(array, 0)
     gpus.write(output, 0)
     machine.held = False
-    races, machine.races = machine.races, []
-    assert races
-    assert all("the program's writing on stream 0 does not wait for" in race for race in races)
-    machine.accesses.clear()
+    assert all("the program's writing on stream 0 does not wait for" in race for race in taken_races(machine))
 
 
 # -- blocking operations -----------------------------------------------------------------------------
@@ -148,7 +147,7 @@ def test_all_of_a_blocking_operation_is_on_the_current_stream(
         array = gpus.array(np.ones(process_group.size), layout)
         output = gpus.array(np.ones(process_group.size), layout)
         machine.held = True  # nothing on the GPU ends any more
-        operations(process_group, async_op=False)[name](array, output)
+        operate(name, process_group, array, output, async_op=False)
         gpus.write(array, 0)
         gpus.write(output, 0)
         machine.held = False
@@ -215,22 +214,28 @@ def test_what_else_an_operation_costs(process_group: hc.ProcessGroup, machine: A
     machine.held = False
 
 
-WAITS = [
-    "synchronize",
-    "wait(timeout)",
-    "is_completed",
-    "wait_any",
-    "a Future",
-    "a Future, for a time",
-    "collect_all",
-    "await",
-    "a block",
-    "a limit",
-    "a blocking operation",
-    "barrier",
-    "new_group",
-    "destroy",
-]
+async def awaits(work: hc.Work) -> None:
+    await work
+
+
+WAITS: dict[str, Callable[[Any, Any, Any, Any], object]] = {  # for an operation on an array of a group, or for a block
+    "synchronize": lambda work, group, array, block: work.synchronize(),
+    "wait(timeout)": lambda work, group, array, block: work.wait(60),
+    "is_completed": lambda work, group, array, block: until(work.is_completed, "end of the operation"),
+    "wait_any": lambda work, group, array, block: hc.wait_any([None, work]),
+    "a Future": lambda work, group, array, block: work.get_future().wait(),
+    "a Future, for a time": lambda work, group, array, block: work.get_future().wait(60),
+    "collect_all": lambda work, group, array, block: hc.collect_all(
+        [work.get_future(), hc.all_reduce(np.ones(1), async_op=True).get_future()]
+    ).wait(),
+    "await": lambda work, group, array, block: asyncio.run(awaits(work)),
+    "a block": lambda work, group, array, block: block.wait(),
+    "a limit": lambda work, group, array, block: work.wait(),
+    "a blocking operation": lambda work, group, array, block: hc.all_reduce(array, group=group),
+    "barrier": lambda work, group, array, block: hc.barrier(group),
+    "new_group": lambda work, group, array, block: hc.split_group(group, [[*range(group.size)]]).destroy(),
+    "destroy": lambda work, group, array, block: None,  # at the end of the block below
+}
 
 
 @pytest.mark.parametrize("wait", WAITS)
@@ -264,37 +269,8 @@ def test_messages_of_the_host_go_on_while_it_waits_for_the_gpu(
             work = hc.all_reduce(array, group=group, async_op=block is None)
         (group if wait == "destroy" else process_group).door.follow(Message(), "send", 1, np.ones(3), 0, 0)
         giving_up.start()
-        if wait == "synchronize":
-            work.synchronize()
-        elif wait == "wait(timeout)":
-            work.wait(60)
-        elif wait == "is_completed":
-            while not work.is_completed():
-                pass
-        elif wait == "wait_any":
-            assert hc.wait_any([None, work]) == 1
-        elif wait == "a Future":
-            work.get_future().wait()
-        elif wait == "a Future, for a time":
-            work.get_future().wait(60)
-        elif wait == "collect_all":
-            hc.collect_all([work.get_future(), hc.all_reduce(np.ones(1), async_op=True).get_future()]).wait()
-        elif wait == "await":
-
-            async def awaits() -> None:
-                await work
-
-            asyncio.run(awaits())
-        elif wait == "a block":
-            block.wait()
-        elif wait == "a limit":
-            work.wait()
-        elif wait == "a blocking operation":
-            hc.all_reduce(array, group=group)
-        elif wait == "barrier":
-            hc.barrier(group)
-        elif wait == "new_group":
-            hc.split_group(group, [[*range(group.size)]]).destroy()
+        found = WAITS[wait](work, group, array, block)
+        assert wait != "wait_any" or found == 1
         assert machine.held is (wait == "destroy")
     giving_up.join()
     assert not given_up
@@ -401,72 +377,45 @@ def test_the_stand_in_refuses_in_a_capture_what_cuda_refuses(machine: Any) -> No
 # -- operations on several streams -------------------------------------------------------------------
 
 
-def own_stream(group: hc.ProcessGroup) -> int:
-    return group.door.backends["cuda"]._connection.stream
+def a_batch(array: Any, output: Any) -> None:
+    n, me = hc.get_world_size(), hc.get_rank()
+    hc.batch_isend_irecv([hc.P2POp(hc.irecv, output, (me - 1) % n), hc.P2POp(hc.isend, array, (me + 1) % n)])
 
 
-def async_then_blocking(group: hc.ProcessGroup, array: Any) -> tuple[int, int]:
-    hc.all_reduce(array, async_op=True)
-    hc.all_reduce(array)
-    return own_stream(group), 0
-
-
-def batch_then_blocking(group: hc.ProcessGroup, array: Any) -> tuple[int, int]:
-    me, n = group.rank, group.size
-    sent = gpus.array(np.ones(3))
-    hc.batch_isend_irecv([hc.P2POp(hc.irecv, array, (me - 1) % n), hc.P2POp(hc.isend, sent, (me + 1) % n)])
-    hc.all_reduce(array)
-    return own_stream(group), 0
-
-
-def blocking_then_async(group: hc.ProcessGroup, array: Any) -> tuple[int, int]:
-    hc.all_reduce(array)
-    hc.all_reduce(array, async_op=True)
-    return 0, own_stream(group)
-
-
-def blocking_then_blocking_on_another_stream(group: hc.ProcessGroup, array: Any) -> tuple[int, int]:
-    hc.all_reduce(array)
-    with gpus.another_stream() as stream:
-        hc.all_reduce(array)
-    return 0, stream
-
-
-def blocking_then_async_from_another_stream(group: hc.ProcessGroup, array: Any) -> tuple[int, int]:
-    hc.all_reduce(array)
-    with gpus.another_stream():
-        hc.all_reduce(array, async_op=True)
-    return 0, own_stream(group)
-
-
-def async_then_blocking_with_one_on_another_stream_between(group: hc.ProcessGroup, array: Any) -> tuple[int, int]:
-    hc.all_reduce(array, async_op=True)
-    with gpus.another_stream():
-        hc.all_reduce(gpus.array(np.ones(3)))
-    hc.all_reduce(array)
-    return own_stream(group), 0
-
-
-SEQUENCES = [
-    async_then_blocking,
-    batch_then_blocking,
-    blocking_then_async,
-    blocking_then_blocking_on_another_stream,
-    blocking_then_async_from_another_stream,
-    async_then_blocking_with_one_on_another_stream_between,
+SEQUENCES = [  # "elsewhere" is another stream of the program's
+    ("async", "blocking"),
+    ("batch", "blocking"),
+    ("blocking", "async"),
+    ("blocking", "blocking elsewhere"),
+    ("blocking", "async elsewhere"),
+    ("async", "blocking elsewhere, another array", "blocking"),
 ]
+
+
+def in_sequence(group: hc.ProcessGroup, sequence: tuple[str, ...], array: Any) -> tuple[int, int]:
+    """Do operations one after the other; return the streams of the first and of the last."""
+    streams = []
+    for how in sequence:
+        with gpus.another_stream() if "elsewhere" in how else nullcontext(0) as current:
+            if how == "batch":
+                a_batch(gpus.array(np.ones(3)), array)
+            else:
+                on = gpus.array(np.ones(3)) if "another array" in how else array
+                hc.all_reduce(on, async_op="async" in how)
+        streams.append(current if "blocking" in how else group.door.backends["cuda"]._connection.stream)
+    return streams[0], streams[-1]
 
 
 @pytest.mark.parametrize("layout", [np.array, strided])
 @pytest.mark.parametrize("sequence", SEQUENCES)
 def test_an_operation_waits_for_the_one_before(
-    process_group: hc.ProcessGroup, machine: Any, sequence: Callable[[Any, Any], Any], layout: Any
+    process_group: hc.ProcessGroup, machine: Any, sequence: tuple[str, ...], layout: Any
 ) -> None:
     """Also where the program does not: it has changed the stream, or has not called wait()."""
     array = gpus.array(np.ones(3), layout)
     hc.all_reduce(gpus.array(np.ones(1)))
     machine.held = True
-    _, last = sequence(process_group, array)
+    _, last = in_sequence(process_group, sequence, array)
     assert not machine.races
     machine.held = False
     machine.host_waits(machine.streams[last])
@@ -478,7 +427,7 @@ def test_without_that_wait_the_stand_in_finds_a_race(
     process_group: hc.ProcessGroup,
     machine: Any,
     monkeypatch: pytest.MonkeyPatch,
-    sequence: Callable[[Any, Any], tuple[int, int]],
+    sequence: tuple[str, ...],
     layout: Any,
 ) -> None:
     from .stand_in import Runtime
@@ -487,13 +436,12 @@ def test_without_that_wait_the_stand_in_finds_a_race(
     hc.all_reduce(gpus.array(np.ones(1)))
     machine.held = True
     monkeypatch.setattr(Runtime, "wait", lambda *_: None)
-    first, second = sequence(process_group, array)
+    first, second = in_sequence(process_group, sequence, array)
     monkeypatch.undo()
     machine.held = False
-    races, machine.races = machine.races, []
+    races = taken_races(machine)
     earlier, later = f"(all_reduce|recv|a copy) on stream {first}", f"(all_reduce|a copy) on stream {second}"
     assert any(re.match(f"{later} does not wait for {earlier},", race) for race in races), races
-    machine.accesses.clear()
 
 
 def test_streams_of_the_program_may_be_gone_at_the_next_operation(process_group: hc.ProcessGroup, machine: Any) -> None:
@@ -550,12 +498,9 @@ def test_the_host_waits_in_a_blocking_barrier(
         machine.held = True
         work = hc.barrier(group, async_op=True)
         assert not work.is_completed()
-        timer = threading.Timer(0.05, setattr, (machine, "held", False))
-        timer.start()
-        hc.barrier(group)
-        assert not machine.held
+        with gpu_goes_on(machine):
+            hc.barrier(group)
         assert work.is_completed()
-        timer.join()
 
 
 def test_wait_orders_the_current_stream_and_does_not_block_the_host(
@@ -583,12 +528,9 @@ def test_synchronize_and_wait_with_a_timeout_block_the_host(machine: Any) -> Non
         array = gpus.array(np.ones(3))
         machine.held = True
         work = hc.all_reduce(array, async_op=True)
-        timer = threading.Timer(0.05, setattr, (machine, "held", False))
-        timer.start()
-        finish(work)
-        assert not machine.held
+        with gpu_goes_on(machine):
+            finish(work)
         assert work.is_success()
-        timer.join()
 
 
 def test_blocking_wait(machine: Any, process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -596,19 +538,14 @@ def test_blocking_wait(machine: Any, process_group: hc.ProcessGroup, monkeypatch
     with hc.new_group() as group:
         array = gpus.array(np.ones(3))
         machine.held = True
-        timer = threading.Timer(0.05, setattr, (machine, "held", False))
-        timer.start()
-        hc.all_reduce(array, group=group)
-        assert not machine.held
-        timer.join()
+        with gpu_goes_on(machine):
+            hc.all_reduce(array, group=group)
         machine.held = True
         work = hc.all_reduce(array, group=group, async_op=True)
         machine.calls.clear()
-        timer = threading.Timer(0.05, setattr, (machine, "held", False))
-        timer.start()
-        work.wait()
+        with gpu_goes_on(machine):
+            work.wait()
         assert machine.calls == ["synchronize_event"]
-        timer.join()
 
 
 def test_arrays_of_a_dropped_work_live_until_it_is_done(process_group: hc.ProcessGroup, machine: Any) -> None:
@@ -623,16 +560,6 @@ def test_arrays_of_a_dropped_work_live_until_it_is_done(process_group: hc.Proces
     assert not process_group.door.in_flight
 
 
-def a_batch(array: Any, output: Any) -> None:
-    n, me = hc.get_world_size(), hc.get_rank()
-    hc.batch_isend_irecv([hc.P2POp(hc.irecv, output, (me - 1) % n), hc.P2POp(hc.isend, array, (me + 1) % n)])
-
-
-def all_to_all_of_arrays(array: Any, output: Any) -> None:
-    """Each in memory of its own: the copy of a rank to itself, which is kept, keeps no other."""
-    hc.all_to_all(*([gpus.array(np.ones(1)) for _ in array] for _ in "io"), async_op=True)
-
-
 @pytest.mark.parametrize("layout", [np.array, strided])
 @pytest.mark.parametrize("name", [*NAMES, "batch_isend_irecv"])
 def test_what_nccl_uses_is_kept_without_the_work(
@@ -642,8 +569,16 @@ def test_what_nccl_uses_is_kept_without_the_work(
     n = process_group.size
     hc.all_reduce(gpus.array(np.ones(1)), async_op=True).synchronize()
     machine.held = True
-    others = {"batch_isend_irecv": a_batch, "all_to_all": all_to_all_of_arrays}
-    {**operations(process_group), **others}[name](gpus.array(np.ones(n), layout), gpus.array(np.ones(n), layout))
+    array, output = gpus.array(np.ones(n), layout), gpus.array(np.ones(n), layout)
+    if name == "batch_isend_irecv":
+        a_batch(array, output)
+    elif (
+        name == "all_to_all"
+    ):  # each array in memory of its own: the copy of a rank to itself, which is kept, keeps no other
+        hc.all_to_all(*([gpus.array(np.ones(1)) for _ in range(n)] for _ in "io"), async_op=True)
+    else:
+        operate(name, process_group, array, output)
+    del array, output
     process_group.door.in_flight.clear()
     gc.collect()
     races = list(machine.races)  # if the memory is used again
@@ -706,11 +641,8 @@ def test_a_work_that_a_stream_waits_for_goes_on_as_before(process_group: hc.Proc
             work.wait()
             gpus.values(array)  # no race: this stream waits as well
         assert work.status is hc.WorkStatus.IN_FLIGHT
-        timer = threading.Timer(0.05, setattr, (machine, "held", False))
-        timer.start()
-        finish(work)
-        assert not machine.held
-        timer.join()
+        with gpu_goes_on(machine):
+            finish(work)
         assert work.is_success()
         assert work.sequence_number == number
     process_group.door.reap()
