@@ -17,15 +17,13 @@ from .arrays import (
     HALVES,
     LAYOUTS,
     NUMERIC,
-    REDUCTIONS,
     SHAPES,
     assert_same,
     contiguous,
     dtype_name,
-    reduced,
     reductions_of,
-    values,
 )
+from .calls import On, perform
 
 pytestmark = pytest.mark.usefixtures("process_group")
 numeric = pytest.mark.parametrize("dtype", NUMERIC, ids=dtype_name)
@@ -35,8 +33,10 @@ Groups = list[hc.ProcessGroup]
 Layout = Callable[[Any], Any]
 
 
-def cases(groups: Groups) -> Iterator[tuple[hc.ProcessGroup, Layout, tuple[int, ...], bool]]:
+def cases(groups: Groups, how: str) -> Iterator[tuple[hc.ProcessGroup, Layout, tuple[int, ...], bool]]:
     """Every layout, shape, and way to call; on more ranks than cores, one shape for the two others."""
+    if "uneven" in how:  # which has shapes of its own
+        return itertools.product(groups, LAYOUTS, SHAPES[:1], (False, True))
     if MPI.COMM_WORLD.Get_size() < 3:
         return itertools.product(groups, LAYOUTS, SHAPES, (False, True))
     some = [
@@ -47,212 +47,53 @@ def cases(groups: Groups) -> Iterator[tuple[hc.ProcessGroup, Layout, tuple[int, 
     return ((group, *case) for group in groups for case in some)
 
 
-def call(function: Callable[..., Any], *arguments: Any, group: hc.ProcessGroup, async_op: bool, **options: Any) -> None:
-    """Run an operation to its end, and check what it returns."""
-    work = function(*arguments, group=group, async_op=async_op, **options)
-    if async_op:
-        assert isinstance(work, hc.Work)
-        assert work.wait() is True
-        assert work.is_success()
-    else:
-        assert work is None
+def check(how: str, on: On, async_op: bool) -> None:
+    """Make a call, whose root is the last rank; `how` is its name, and "uneven" or "stacked"."""
+    name, on.stacked, on.uneven = how.partition(",")[0], "stacked" in how, "uneven" in how
+    on.root, on.root_by = on.n - 1, ""
+    for actual, expected in perform(name, on, async_op):
+        assert_same(actual, expected, on, async_op)
 
 
-def contributions(group: hc.ProcessGroup, dtype: Any, shape: tuple[int, ...], salt: int = 0) -> list[Any]:
-    return [values(dtype, shape, rank, salt) for rank in group.ranks]
-
-
-# -- reductions --------------------------------------------------------------------------------------
-
-
+@pytest.mark.parametrize("how", [
+    "all_reduce", "reduce", "scan", "exscan", "reduce_scatter, uneven", "reduce_scatter_single, stacked",
+])  # fmt: skip
 @numeric
-def test_all_reduce(groups: Groups, dtype: Any) -> None:
-    for name in reductions_of(dtype):
-        for group, layout, shape, async_op in cases(groups):
-            given = contributions(group, dtype, shape)
-            array = layout(given[group.rank])
-            call(hc.all_reduce, array, REDUCTIONS[name][0], group=group, async_op=async_op)
-            assert_same(array, reduced(name, given), name, layout, shape, group, async_op)
+def test_reductions(groups: Groups, dtype: Any, how: str) -> None:
+    for op in reductions_of(dtype):
+        if op != "AVG" or "scan" not in how:
+            for group, layout, shape, async_op in cases(groups, how):
+                check(how, On(group, dtype, shape, op, layout), async_op)
 
 
-@numeric
-def test_reduce_writes_on_the_destination_only(groups: Groups, dtype: Any) -> None:
-    for name in reductions_of(dtype):
-        for group, layout, shape, async_op in cases(groups):
-            given = contributions(group, dtype, shape)
-            dst = group.ranks[-1]
-            array = layout(given[group.rank])
-            call(hc.reduce, array, dst, REDUCTIONS[name][0], group=group, async_op=async_op)
-            expected = reduced(name, given) if hc.get_rank() == dst else given[group.rank]
-            assert_same(array, expected, name, layout, shape, group, async_op)
-
-
-@numeric
-@pytest.mark.parametrize("inclusive", [True, False], ids=["scan", "exscan"])
-def test_scans(groups: Groups, dtype: Any, inclusive: bool) -> None:
-    for name in reductions_of(dtype):
-        if name == "AVG":
-            continue
-        for group, layout, shape, async_op in cases(groups):
-            given = contributions(group, dtype, shape)
-            array = layout(given[group.rank])
-            call(hc.scan if inclusive else hc.exscan, array, REDUCTIONS[name][0], group=group, async_op=async_op)
-            before = given[: group.rank + inclusive]
-            expected = reduced(name, before) if before else given[0]
-            assert_same(array, expected, name, layout, shape, group, async_op)
-
-
-@numeric
-def test_reduce_scatter_with_uneven_parts(groups: Groups, dtype: Any) -> None:
-    for name in reductions_of(dtype):
-        for group, layout, async_op in itertools.product(groups, LAYOUTS, (False, True)):
-            shapes = [(rank % 3, 2) for rank in range(group.size)]
-            given = [[values(dtype, shape, member, i) for i, shape in enumerate(shapes)] for member in group.ranks]
-            output = layout(np.zeros(shapes[group.rank], dtype))
-            inputs = [layout(part) for part in given[group.rank]]
-            call(hc.reduce_scatter, output, inputs, REDUCTIONS[name][0], group=group, async_op=async_op)
-            expected = reduced(name, [parts[group.rank] for parts in given])
-            assert_same(output, expected, name, layout, group, async_op)
-            for part, kept in zip(inputs, given[group.rank], strict=True):
-                assert_same(part, kept, "inputs are not changed", name, layout)
-
-
-@numeric
-def test_reduce_scatter_single(groups: Groups, dtype: Any) -> None:
-    for name in reductions_of(dtype):
-        for group, layout, shape, async_op in cases(groups):
-            given = contributions(group, dtype, (group.size, *shape))
-            output, array = layout(np.zeros(shape, dtype)), layout(given[group.rank])
-            call(hc.reduce_scatter_single, output, array, REDUCTIONS[name][0], group=group, async_op=async_op)
-            assert_same(output, reduced(name, given)[group.rank], name, layout, shape, group, async_op)
-            assert_same(array, given[group.rank], "the input is not changed", name, layout)
-
-
-# -- moving ------------------------------------------------------------------------------------------
-
-
+@pytest.mark.parametrize("how", [
+    "broadcast", "all_gather", "all_gather, uneven", "all_gather_single", "all_gather_single, stacked",
+    "gather, uneven", "scatter, uneven", "all_to_all, uneven", "all_to_all_single", "all_to_all_single, uneven",
+])  # fmt: skip
 @every_dtype
-def test_broadcast(groups: Groups, dtype: Any) -> None:
-    for group, layout, shape, async_op in cases(groups):
-        given = contributions(group, dtype, shape)
-        array = layout(given[group.rank])
-        call(hc.broadcast, array, group.ranks[-1], group=group, async_op=async_op)
-        assert_same(array, given[-1], layout, shape, group, async_op)
+def test_moving(groups: Groups, dtype: Any, how: str) -> None:
+    for group, layout, shape, async_op in cases(groups, how):
+        check(how, On(group, dtype, shape, layout=layout), async_op)
 
 
-@every_dtype
-def test_all_gather_with_uneven_sizes(groups: Groups, dtype: Any) -> None:
-    for group, layout, async_op in itertools.product(groups, LAYOUTS, (False, True)):
-        given = [values(dtype, (rank % 3, 2), member) for rank, member in enumerate(group.ranks)]
-        outputs = [layout(np.zeros(each.shape, dtype)) for each in given]
-        call(hc.all_gather, outputs, layout(given[group.rank]), group=group, async_op=async_op)
-        for output, expected in zip(outputs, given, strict=True):
-            assert_same(output, expected, layout, group, async_op)
-
-
-@every_dtype
-def test_all_gather_of_every_shape(groups: Groups, dtype: Any) -> None:
-    for group, layout, shape, async_op in cases(groups):
-        given = contributions(group, dtype, shape)
-        outputs = [layout(np.zeros(shape, dtype)) for _ in given]
-        call(hc.all_gather, outputs, layout(given[group.rank]), group=group, async_op=async_op)
-        for output, expected in zip(outputs, given, strict=True):
-            assert_same(output, expected, layout, shape, group, async_op)
-
-
-@every_dtype
-@pytest.mark.parametrize("stacked", [True, False], ids=["stacked", "concatenated"])
-def test_all_gather_single(groups: Groups, dtype: Any, stacked: bool) -> None:
-    for group, layout, shape, async_op in cases(groups):
-        if not stacked and not shape:
-            continue
-        given = contributions(group, dtype, shape)
-        expected = np.stack(given) if stacked else np.concatenate(given)
-        output = layout(np.zeros(expected.shape, dtype))
-        call(hc.all_gather_single, output, layout(given[group.rank]), group=group, async_op=async_op)
-        assert_same(output, expected, layout, shape, group, async_op)
-
-
-@every_dtype
-def test_gather_with_uneven_sizes(groups: Groups, dtype: Any) -> None:
-    for group, layout, async_op in itertools.product(groups, LAYOUTS, (False, True)):
-        given = [values(dtype, (rank % 3, 2), member) for rank, member in enumerate(group.ranks)]
-        dst = group.ranks[-1]
-        outputs = [layout(np.zeros(each.shape, dtype)) for each in given] if hc.get_rank() == dst else None
-        call(hc.gather, layout(given[group.rank]), outputs, dst, group=group, async_op=async_op)
-        for output, expected in zip(outputs or [], given, strict=False):
-            assert_same(output, expected, layout, group, async_op)
-
-
-@every_dtype
-def test_scatter_with_uneven_sizes(groups: Groups, dtype: Any) -> None:
-    for group, layout, async_op in itertools.product(groups, LAYOUTS, (False, True)):
-        given = [values(dtype, (rank % 3, 2), member) for rank, member in enumerate(group.ranks)]
-        src = group.ranks[-1]
-        inputs = [layout(each) for each in given] if hc.get_rank() == src else None
-        output = layout(np.zeros(given[group.rank].shape, dtype))
-        call(hc.scatter, output, inputs, src, group=group, async_op=async_op)
-        assert_same(output, given[group.rank], layout, group, async_op)
-
-
-@every_dtype
-def test_all_to_all_with_uneven_sizes(groups: Groups, dtype: Any) -> None:
-    def part(sender: int, receiver: int) -> Any:
-        return values(dtype, ((sender + 2 * receiver) % 4, 2), sender, receiver)
-
-    for group, layout, async_op in itertools.product(groups, LAYOUTS, (False, True)):
-        everyone = range(group.size)
-        expected = [part(sender, group.rank) for sender in everyone]
-        outputs = [layout(np.zeros(each.shape, dtype)) for each in expected]
-        inputs = [layout(part(group.rank, receiver)) for receiver in everyone]
-        call(hc.all_to_all, outputs, inputs, group=group, async_op=async_op)
-        for output, each in zip(outputs, expected, strict=True):
-            assert_same(output, each, layout, group, async_op)
-
-
-@every_dtype
-def test_all_to_all_single_with_equal_parts(groups: Groups, dtype: Any) -> None:
-    for group, layout, rows, async_op in itertools.product(groups, LAYOUTS, (0, 1, 2), (False, True)):
-        given = contributions(group, dtype, (group.size * rows, 2))
-        output = layout(np.zeros(given[0].shape, dtype))
-        call(hc.all_to_all_single, output, layout(given[group.rank]), group=group, async_op=async_op)
-        mine = slice(group.rank * rows, (group.rank + 1) * rows)
-        assert_same(output, np.concatenate([each[mine] for each in given]), layout, rows, group, async_op)
-
-
-@every_dtype
-def test_all_to_all_single_with_split_sizes(groups: Groups, dtype: Any) -> None:
-    def rows(sender: int, receiver: int) -> int:
-        return (sender + 2 * receiver) % 4
-
-    for group, layout, async_op in itertools.product(groups, LAYOUTS, (False, True)):
-        everyone = range(group.size)
-        sizes = [[rows(sender, receiver) for receiver in everyone] for sender in everyone]
-        given = [values(dtype, (sum(sizes[s]), 2), group.ranks[s]) for s in everyone]
-        received = [sizes[s][group.rank] for s in everyone]
-        starts = [sum(sizes[s][: group.rank]) for s in everyone]
-        expected = np.concatenate([given[s][starts[s] : starts[s] + received[s]] for s in everyone])
-        output = layout(np.zeros(expected.shape, dtype))
-        arguments = output, layout(given[group.rank]), received, sizes[group.rank]
-        call(hc.all_to_all_single, *arguments, group=group, async_op=async_op)
-        assert_same(output, expected, layout, group, async_op)
-
-
-# -- coalesced ---------------------------------------------------------------------------------------
-
-MIXED = [np.dtype("f4"), np.dtype("i8"), np.dtype("f4"), np.dtype("c16")]
+MIXED = list(zip(map(np.dtype, ("f4", "i8", "f4", "c16")), SHAPES))
+EVERY = [(dtype, (i, 2)) for i, dtype in enumerate(ALL_DTYPES)]
+COALESCED = [
+    *(("all_reduce_coalesced", op, MIXED) for op in ("SUM", "PRODUCT", "PREMUL_SUM")),
+    *(("all_reduce_coalesced", "AVG", [(np.dtype(code), shape) for shape in SHAPES]) for code in ("f8", "f2")),
+    *(("reduce_scatter_single_coalesced, stacked", op, MIXED) for op in ("SUM", "PRODUCT", "PREMUL_SUM")),
+    *((f"{name}_coalesced", None, EVERY) for name in ("broadcast", "all_gather", "all_gather_single")),
+    ("all_gather_coalesced, uneven", None, EVERY),
+    ("all_gather_single_coalesced, stacked", None, EVERY),
+]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("async_op", [False, True])
-@pytest.mark.parametrize("name", ["SUM", "PRODUCT", "PREMUL_SUM"])
-def test_all_reduce_coalesced(groups: Groups, layout: Layout, async_op: bool, name: str) -> None:
+@pytest.mark.parametrize(("how", "op", "several"), COALESCED)
+def test_coalesced(groups: Groups, layout: Layout, async_op: bool, how: str, op: str | None, several: Any) -> None:
     for group in groups:
-        given = [[values(d, s, m) for d, s in zip(MIXED, SHAPES, strict=False)] for m in group.ranks]
-        arrays = [layout(each) for each in given[group.rank]]
-        call(hc.all_reduce_coalesced, arrays, REDUCTIONS[name][0], group=group, async_op=async_op)
-        for i, array in enumerate(arrays):
-            assert_same(array, reduced(name, [each[i] for each in given]), i, group)
+        check(how, On(group, op=op, layout=layout, several=several), async_op)
 
 
 @pytest.mark.parametrize("async_op", [False, True])
@@ -261,71 +102,9 @@ def test_all_reduce_coalesced_of_many_arrays(process_group: hc.ProcessGroup, asy
     n = process_group.size
     given = np.arange(sum(sizes), dtype=np.float32)
     arrays = np.split(given + process_group.rank, np.cumsum(sizes)[:-1])
-    call(hc.all_reduce_coalesced, arrays, "avg", group=process_group, async_op=async_op)
+    work = hc.all_reduce_coalesced(arrays, "avg", process_group, async_op)
+    assert work is None or work.wait()
     assert_same(np.concatenate(arrays), given + np.float32((n - 1) / 2))
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("async_op", [False, True])
-@pytest.mark.parametrize("dtype", [np.dtype("f8"), np.dtype("f2")], ids=str)
-def test_all_reduce_coalesced_avg(groups: Groups, layout: Layout, async_op: bool, dtype: Any) -> None:
-    for group in groups:
-        given = [[values(dtype, shape, m) for shape in SHAPES] for m in group.ranks]
-        arrays = [layout(each) for each in given[group.rank]]
-        call(hc.all_reduce_coalesced, arrays, "avg", group=group, async_op=async_op)
-        for i, array in enumerate(arrays):
-            assert_same(array, reduced("AVG", [each[i] for each in given]), i, group)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("async_op", [False, True])
-def test_broadcast_coalesced(groups: Groups, layout: Layout, async_op: bool) -> None:
-    for group in groups:
-        given = [[values(d, (i,), m) for i, d in enumerate(ALL_DTYPES)] for m in group.ranks]
-        arrays = [layout(each) for each in given[group.rank]]
-        call(hc.broadcast_coalesced, arrays, group.ranks[-1], group=group, async_op=async_op)
-        for array, expected in zip(arrays, given[-1], strict=True):
-            assert_same(array, expected, group)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("async_op", [False, True])
-def test_all_gather_coalesced_of_uneven_sizes(groups: Groups, layout: Layout, async_op: bool) -> None:
-    for group in groups:
-        given = [[values(d, ((i + r) % 4, 2), m) for i, d in enumerate(ALL_DTYPES)] for r, m in enumerate(group.ranks)]
-        outputs = [[layout(np.zeros(each.shape, each.dtype)) for each in row] for row in given]
-        inputs = [layout(each) for each in given[group.rank]]
-        call(hc.all_gather_coalesced, outputs, inputs, group=group, async_op=async_op)
-        for row, expected in zip(outputs, given, strict=True):
-            for output, each in zip(row, expected, strict=True):
-                assert_same(output, each, group)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("async_op", [False, True])
-def test_all_gather_single_coalesced(groups: Groups, layout: Layout, async_op: bool) -> None:
-    for group in groups:
-        given = [[values(d, (i, 2), m) for i, d in enumerate(ALL_DTYPES)] for m in group.ranks]
-        outputs = [layout(np.zeros((group.size, i, 2), d)) for i, d in enumerate(ALL_DTYPES)]
-        inputs = [layout(each) for each in given[group.rank]]
-        call(hc.all_gather_single_coalesced, outputs, inputs, group=group, async_op=async_op)
-        for i, output in enumerate(outputs):
-            assert_same(output, np.stack([row[i] for row in given]), group)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("async_op", [False, True])
-@pytest.mark.parametrize("name", ["SUM", "PRODUCT", "PREMUL_SUM"])
-def test_reduce_scatter_single_coalesced(groups: Groups, layout: Layout, async_op: bool, name: str) -> None:
-    for group in groups:
-        shapes = [(group.size, *shape) for shape in SHAPES]
-        given = [[values(d, s, m) for d, s in zip(MIXED, shapes, strict=False)] for m in group.ranks]
-        outputs = [layout(np.zeros(s[1:], d)) for d, s in zip(MIXED, shapes, strict=False)]
-        inputs = [layout(each) for each in given[group.rank]]
-        options = {"group": group, "async_op": async_op}
-        call(hc.reduce_scatter_single_coalesced, outputs, inputs, REDUCTIONS[name][0], **options)
-        for i, output in enumerate(outputs):
-            assert_same(output, reduced(name, [row[i] for row in given])[group.rank], i, group)
 
 
 # -- single claims -----------------------------------------------------------------------------------
@@ -352,15 +131,17 @@ def test_large_reductions_in_segments_equal_numpy(process_group: hc.ProcessGroup
     whole = random.integers(0, 100, (process_group.size, size)).astype(np.float32)
     for async_op in (False, True):
         array = whole[process_group.rank].copy()
-        call(hc.all_reduce, array, "sum", group=process_group, async_op=async_op)
-        assert_same(array, whole.sum(0))
-        call(hc.all_reduce, array, "avg", group=process_group, async_op=async_op)
-        assert_same(array, whole.sum(0))
-        prefix = whole[process_group.rank].copy()
-        call(hc.scan, prefix, group=process_group, async_op=async_op)
+        prefix, rooted = array.copy(), array.copy()
+        for operation in (
+            lambda: hc.all_reduce(array, async_op=async_op),  # noqa: B023
+            lambda: hc.all_reduce(array, "avg", async_op=async_op),  # noqa: B023
+            lambda: hc.scan(prefix, async_op=async_op),  # noqa: B023
+            lambda: hc.reduce(rooted, 0, async_op=async_op),  # noqa: B023
+        ):
+            work = operation()
+            assert work is None or work.wait()
+            assert_same(array, whole.sum(0))
         assert_same(prefix, whole[: process_group.rank + 1].sum(0))
-        rooted = whole[process_group.rank].copy()
-        call(hc.reduce, rooted, 0, group=process_group, async_op=async_op)
         assert_same(rooted, whole.sum(0) if process_group.rank == 0 else whole[process_group.rank])
 
 

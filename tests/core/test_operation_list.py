@@ -37,6 +37,7 @@ OF_ARRAYS = OPERATIONS.keys() - MADE_OF_OTHERS - OF_OBJECTS
 ON_GPUS = {"empty_symmetric"}
 SHARED = {"empty_shared", "fence"} | ON_GPUS
 MEASURED = OF_ARRAYS - SHARED - {"send", "recv", "monitored_barrier"}  # messages are measured in patterns of their own
+IN_THE_MATRIX = OPERATIONS.keys() - SHARED - OF_GRIDS - {"coalescing", "all_to_all_sparse"}
 PLACES = {
     "hpccomm/core/operations.py and hpccomm/core/generated.py": OF_ARRAYS
     | OF_OBJECTS
@@ -49,7 +50,7 @@ PLACES = {
     "hpccomm/gloo/backend.py": {name for name in OF_ARRAYS - SHARED - {"scan", "exscan"} if "coalesced" not in name},
     "hpccomm/bench/operations.py": MEASURED,
     "hpccomm/bench/contenders/mpi4py_calls.py": MEASURED,
-    "tests/matrix/cases.py": OPERATIONS.keys() - SHARED - OF_GRIDS - {"coalescing", "all_to_all_sparse"},
+    "tests/calls.py and tests/matrix/cases.py": IN_THE_MATRIX,
 }
 
 

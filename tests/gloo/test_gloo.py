@@ -27,7 +27,7 @@ from ..arrays import (
 )
 from ..matrix.cases import GOOD, WITH_OUTPUTS, function
 from ..matrix.test_matrix import Opposite, every_overlap, goes_to_itself, has_form, perform, share_memory
-from ..test_collectives import Groups, call, contributions
+from ..test_collectives import Groups
 
 pytestmark = pytest.mark.usefixtures("process_group")
 numeric = pytest.mark.parametrize("dtype", NUMERIC, ids=dtype_name)
@@ -36,6 +36,16 @@ every_dtype = pytest.mark.parametrize("dtype", ALL_DTYPES, ids=dtype_name)
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 SHAPES: list[tuple[int, ...]] = [(), (0,), (5,), (3, 4)]
 LACKING = ("scan", "exscan", "empty_shared", "fence")
+
+
+def call(function: Any, *arguments: Any, async_op: bool, **options: Any) -> None:
+    """Run an operation to its end, and check what it returns."""
+    work = function(*arguments, async_op=async_op, **options)
+    assert work.wait() and work.is_success() if async_op else work is None
+
+
+def contributions(group: hc.ProcessGroup, dtype: Any, shape: tuple[int, ...]) -> list[Any]:
+    return [values(dtype, shape, rank) for rank in group.ranks]
 
 
 def lacks(name: str, dtype: Any) -> bool:

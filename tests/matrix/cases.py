@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,17 +10,7 @@ import numpy as np
 import hpccomm as hc
 from hpccomm.core.operation_list import OPERATIONS
 
-Outcome = tuple[Any, Any]  # what came out, what NumPy says
-
-
-@dataclass
-class Good:
-    """A call that is right on every rank of a group: the arguments before ``group=``, and what has to come out."""
-
-    arguments: tuple[Any, ...] = ()
-    options: dict[str, Any] = field(default_factory=dict)
-    outcomes: list[Outcome] = field(default_factory=list)  # compared once the operation is done
-    returns: Any = None  # of the blocking form
+from ..calls import CALLS, Good, On, Outcome
 
 
 def values(rank: int, n: int = 4, salt: int = 0) -> Any:
@@ -34,141 +23,20 @@ def everybody(group: hc.ProcessGroup, n: int = 4, salt: int = 0) -> list[Any]:
     return [values(rank, n, salt) for rank in range(group.size)]
 
 
-def flat(lists: list[list[Any]]) -> list[Any]:
-    return [array for arrays in lists for array in arrays]
+def _called(name: str) -> Callable[[hc.ProcessGroup], Good]:
+    def make(group: hc.ProcessGroup) -> Good:
+        root = group.size - 1 if name == "broadcast" else 0
+        return CALLS[name](On(group, op="MAX" if name == "all_reduce" else None, root=root))
+
+    return make
 
 
-GOOD: dict[str, Callable[[hc.ProcessGroup], Good]] = {}
+GOOD: dict[str, Callable[[hc.ProcessGroup], Good]] = {name: _called(name) for name in CALLS}
 
 
 def good(make: Callable[[hc.ProcessGroup], Good]) -> Callable[[hc.ProcessGroup], Good]:
     GOOD[make.__name__] = make
     return make
-
-
-@good
-def broadcast(group: hc.ProcessGroup) -> Good:
-    x = values(group.rank)
-    return Good((x,), {"group_src": group.size - 1}, [(x, values(group.size - 1))])
-
-
-@good
-def all_reduce(group: hc.ProcessGroup) -> Good:
-    x = values(group.rank)
-    return Good((x,), {"op": "max"}, [(x, np.max(everybody(group), axis=0))])
-
-
-@good
-def reduce(group: hc.ProcessGroup) -> Good:
-    x = values(group.rank)
-    total = np.sum(everybody(group), axis=0)
-    return Good((x,), {"group_dst": 0}, [(x, total if group.rank == 0 else values(group.rank))])
-
-
-@good
-def scan(group: hc.ProcessGroup) -> Good:
-    x = values(group.rank)
-    return Good((x,), {}, [(x, np.sum(everybody(group)[: group.rank + 1], axis=0))])
-
-
-@good
-def exscan(group: hc.ProcessGroup) -> Good:
-    x = values(group.rank)
-    before = np.sum(everybody(group)[: group.rank], axis=0) if group.rank else values(0)
-    return Good((x,), {}, [(x, before)])
-
-
-@good
-def all_gather(group: hc.ProcessGroup) -> Good:
-    out = [np.zeros(4) for _ in range(group.size)]
-    return Good((out, values(group.rank)), {}, [(out, everybody(group))])
-
-
-@good
-def all_gather_single(group: hc.ProcessGroup) -> Good:
-    out = np.zeros(4 * group.size)
-    return Good((out, values(group.rank)), {}, [(out, np.concatenate(everybody(group)))])
-
-
-@good
-def gather(group: hc.ProcessGroup) -> Good:
-    out = [np.zeros(4) for _ in range(group.size)] if group.rank == 0 else None
-    outcomes = [(out, everybody(group))] if out else []
-    return Good((values(group.rank), out), {"group_dst": 0}, outcomes)
-
-
-@good
-def scatter(group: hc.ProcessGroup) -> Good:
-    out = np.zeros(4)
-    given = everybody(group) if group.rank == 0 else None
-    return Good((out, given), {"group_src": 0}, [(out, values(group.rank))])
-
-
-@good
-def reduce_scatter(group: hc.ProcessGroup) -> Good:
-    out = np.zeros(4)
-    given = [values(group.rank, salt=r) for r in range(group.size)]
-    return Good((out, given), {}, [(out, np.sum(everybody(group, salt=group.rank), axis=0))])
-
-
-@good
-def reduce_scatter_single(group: hc.ProcessGroup) -> Good:
-    out, n = np.zeros(4), group.size
-    total = np.sum(everybody(group, 4 * n), axis=0)
-    return Good((out, values(group.rank, 4 * n)), {}, [(out, total[4 * group.rank : 4 * group.rank + 4])])
-
-
-@good
-def all_to_all(group: hc.ProcessGroup) -> Good:
-    out = [np.zeros(4) for _ in range(group.size)]
-    given = [values(group.rank, salt=r) for r in range(group.size)]
-    return Good((out, given), {}, [(out, everybody(group, salt=group.rank))])
-
-
-@good
-def all_to_all_single(group: hc.ProcessGroup) -> Good:
-    n = group.size
-    out = np.zeros(2 * n)
-    rows = np.array(everybody(group, 2 * n)).reshape(n, n, 2)
-    return Good((out, values(group.rank, 2 * n)), {}, [(out, rows[:, group.rank].reshape(-1))])
-
-
-@good
-def all_reduce_coalesced(group: hc.ProcessGroup) -> Good:
-    arrays = [values(group.rank, 3), values(group.rank, 2, 1)]
-    sums = [np.sum(everybody(group, 3), axis=0), np.sum(everybody(group, 2, 1), axis=0)]
-    return Good((arrays,), {}, [(arrays, sums)])
-
-
-@good
-def broadcast_coalesced(group: hc.ProcessGroup) -> Good:
-    arrays = [values(group.rank, 3), values(group.rank, 2, 1)]
-    return Good((arrays,), {"group_src": 0}, [(arrays, [values(0, 3), values(0, 2, 1)])])
-
-
-@good
-def all_gather_coalesced(group: hc.ProcessGroup) -> Good:
-    out = [[np.zeros(3), np.zeros(2)] for _ in range(group.size)]
-    expected = [[values(r, 3), values(r, 2, 1)] for r in range(group.size)]
-    given = [values(group.rank, 3), values(group.rank, 2, 1)]
-    return Good((out, given), {}, [(flat(out), flat(expected))])
-
-
-@good
-def all_gather_single_coalesced(group: hc.ProcessGroup) -> Good:
-    out = [np.zeros(3 * group.size), np.zeros(2 * group.size)]
-    given = [values(group.rank, 3), values(group.rank, 2, 1)]
-    expected = [np.concatenate(everybody(group, 3)), np.concatenate(everybody(group, 2, 1))]
-    return Good((out, given), {}, [(out, expected)])
-
-
-@good
-def reduce_scatter_single_coalesced(group: hc.ProcessGroup) -> Good:
-    n, me = group.size, group.rank
-    out = [np.zeros(3), np.zeros(2)]
-    given = [values(me, 3 * n), values(me, 2 * n, 1)]
-    sums = [np.sum(everybody(group, 3 * n), axis=0), np.sum(everybody(group, 2 * n, 1), axis=0)]
-    return Good((out, given), {}, [(out, [sums[0][3 * me : 3 * me + 3], sums[1][2 * me : 2 * me + 2]])])
 
 
 @good
