@@ -38,7 +38,7 @@ class On:
     root: int = 0  # its rank in the group
     root_by: str = "group_"  # or "": it is named by its rank in the world
     stacked: bool = False  # what is joined has an axis more
-    uneven: bool = False  # lists have arrays of several lengths
+    uneven: bool = False  # lists have arrays of 0 to 2 times the shape
     several: list[tuple[Any, tuple[int, ...]]] = field(
         default_factory=lambda: [(F8, (3,)), (F8, (2,))]
     )  # the dtypes and shapes of a coalesced operation
@@ -50,7 +50,8 @@ class On:
 
     def part(self, number: int, shape: tuple[int, ...] | None = None) -> tuple[int, ...]:
         """Return the shape of an array in a list."""
-        return ((1 - number) % 3, 2) if self.uneven else self.shape if shape is None else shape
+        shape = self.shape if shape is None else shape
+        return ((1 - number) % 3, *shape) if self.uneven else shape
 
     def of(self, rank: int, shape: tuple[int, ...], salt: int = 0, dtype: Any = None) -> Any:
         """Return what a rank contributes."""
@@ -69,7 +70,8 @@ class On:
         return {self.root_by + name: self.root if self.root_by else self.group.ranks[self.root]}
 
     def join(self, parts: list[Any]) -> Any:
-        return np.stack(parts) if self.stacked or parts[0].ndim == 0 else np.concatenate(parts)
+        stacked = parts[0].ndim == 0 or (self.stacked and not self.uneven)
+        return np.stack(parts) if stacked else np.concatenate(parts)
 
     def reduced(self, given: list[Any]) -> Any:
         return reduced(self.op or "SUM", given)

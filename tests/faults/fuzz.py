@@ -23,7 +23,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
 import hpccomm as hc
 from hpccomm import native
-from tests.arrays import LAYOUTS, REDUCTIONS, reduced, reductions_of, values
+from tests.arrays import LAYOUTS, reductions_of, values
+from tests.calls import CALLS, On
 from tests.matrix.cases import OVERLAPS, in_one_memory
 
 if native.room is not None:
@@ -89,185 +90,45 @@ class Program:
         salt = self.draw.number(1 << 30)
         return [np.asarray(values(dtype, shape, rank, salt)) for rank in range(group.size)]
 
-    def laid_out(self, array: Any) -> Any:
+    def laid_out(self, array: Any, draw: Draw | None = None) -> Any:
         """Return the values in memory laid out at random; the same draw on all ranks, another layout on each."""
-        first = self.draw.number(len(LAYOUTS))
-        layout = LAYOUTS[(first + hc.get_rank() * self.draw.number(2)) % len(LAYOUTS)]
+        draw = draw or self.draw
+        first = draw.number(len(LAYOUTS))
+        layout = LAYOUTS[(first + hc.get_rank() * draw.number(2)) % len(LAYOUTS)]
         return layout(array)
 
     def call(self, name: str, group: hc.ProcessGroup) -> Call:
-        """Return a call of an operation."""
-        made: Call = getattr(self, name)(group)
-        if self.draw.chance(0.3):
-            how, rank = self.draw.one(OVERLAPS), group.rank
-            made.arguments, made.outcomes = in_one_memory(made.arguments, made.outcomes, how, rank)
+        """Return a call of an operation; what is drawn does not depend on the rank, but for layouts."""
+        draw = self.draw
+        how = draw.one(OVERLAPS) if draw.chance(0.3) else None
+        if name == "sendrecv":
+            made = self.sendrecv(group)
+        elif name == "barrier":
+            made = Call("barrier", [])
+        else:
+            made = self.collective(name, group)
+        if how:
+            made.arguments, made.outcomes = in_one_memory(made.arguments, made.outcomes, how, group.rank)
         return made
 
-    def _reduction(self, dtypes: Any = DTYPES) -> tuple[Any, str]:
-        dtype = self.draw.one(dtypes)
-        return dtype, self.draw.one([name for name in reductions_of(dtype) if name in REDUCTIONS])
-
-    def all_reduce(self, group: hc.ProcessGroup) -> Call:
-        """The operation of that name."""
-        dtype, op = self._reduction()
-        given = self.contributions(group, dtype, self.draw.shape())
-        x = self.laid_out(given[group.rank])
-        return Call("all_reduce", [x, REDUCTIONS[op][0]], {}, [(x, reduced(op, given))])
-
-    def broadcast(self, group: hc.ProcessGroup) -> Call:
-        """The operation of that name."""
-        given = self.contributions(group, self.draw.one(DTYPES), self.draw.shape())
-        root, x = self.draw.number(group.size), self.laid_out(given[group.rank])
-        return Call("broadcast", [x], {"group_src": root}, [(x, given[root])])
-
-    def reduce(self, group: hc.ProcessGroup) -> Call:
-        """The operation of that name."""
-        dtype, op = self._reduction()
-        given = self.contributions(group, dtype, self.draw.shape())
-        root, x = self.draw.number(group.size), self.laid_out(given[group.rank])
-        expected = reduced(op, given) if group.rank == root else given[group.rank]
-        return Call("reduce", [x], {"group_dst": root, "op": REDUCTIONS[op][0]}, [(x, expected)])
-
-    def scan(self, group: hc.ProcessGroup) -> Call:
-        """The operation of that name."""
-        dtype, op = self._reduction()
-        op = "SUM" if op == "AVG" else op  # of which there is one meaning only
-        given = self.contributions(group, dtype, self.draw.shape())
-        x = self.laid_out(given[group.rank])
-        return Call("scan", [x, REDUCTIONS[op][0]], {}, [(x, reduced(op, given[: group.rank + 1]))])
-
-    def exscan(self, group: hc.ProcessGroup) -> Call:
-        """The operation of that name."""
-        dtype, op = self._reduction()
-        op = "SUM" if op == "AVG" else op
-        given = self.contributions(group, dtype, self.draw.shape())
-        x = self.laid_out(given[group.rank])
-        expected = reduced(op, given[: group.rank]) if group.rank else given[0]
-        return Call("exscan", [x, REDUCTIONS[op][0]], {}, [(x, expected)])
-
-    def all_gather(self, group: hc.ProcessGroup) -> Call:
-        """The operation of that name, of arrays of several sizes."""
-        dtype, salt, n = self.draw.one(DTYPES), self.draw.number(1 << 30), self.draw.one(SIZES) // group.size
-        given = [np.asarray(values(dtype, (n + rank,), rank, salt)) for rank in range(group.size)]
-        out = [self.laid_out(np.zeros_like(each)) for each in given]
-        return Call("all_gather", [out, self.laid_out(given[group.rank])], {}, list(zip(out, given)))
-
-    def all_gather_single(self, group: hc.ProcessGroup) -> Call:
-        """The operation of that name."""
-        given = self.contributions(group, self.draw.one(DTYPES), (self.draw.shape(group.size) or (1,))[-1:])
-        expected = np.concatenate(given)
-        out = self.laid_out(np.zeros_like(expected))
-        return Call("all_gather_single", [out, self.laid_out(given[group.rank])], {}, [(out, expected)])
-
-    def gather(self, group: hc.ProcessGroup) -> Call:
-        """The operation of that name."""
-        given = self.contributions(group, self.draw.one(DTYPES), self.draw.shape(group.size))
-        root = self.draw.number(group.size)
-        out = [self.laid_out(np.zeros_like(each)) for each in given]
-        mine = self.laid_out(given[group.rank])
-        if group.rank != root:
-            return Call("gather", [mine], {"group_dst": root})
-        return Call("gather", [mine, out], {"group_dst": root}, list(zip(out, given)))
-
-    def scatter(self, group: hc.ProcessGroup) -> Call:
-        """The operation of that name."""
-        given = self.contributions(group, self.draw.one(DTYPES), self.draw.shape(group.size))
-        root = self.draw.number(group.size)
-        out, lists = self.laid_out(np.zeros_like(given[0])), [self.laid_out(each) for each in given]
-        arguments = [out, lists] if group.rank == root else [out]
-        return Call("scatter", arguments, {"group_src": root}, [(out, given[group.rank])])
-
-    def _matrix(self, group: hc.ProcessGroup, dtype: Any, shape: tuple[int, ...]) -> list[list[Any]]:
-        return [self.contributions(group, dtype, shape) for _ in range(group.size)]  # by receiver
-
-    def reduce_scatter(self, group: hc.ProcessGroup) -> Call:
-        """The operation of that name."""
-        dtype, op = self._reduction()
-        given = self._matrix(group, dtype, self.draw.shape(group.size))
-        out = self.laid_out(np.zeros_like(given[0][0]))
-        mine = [self.laid_out(row[group.rank]) for row in given]
-        return Call("reduce_scatter", [out, mine, REDUCTIONS[op][0]], {}, [(out, reduced(op, given[group.rank]))])
-
-    def reduce_scatter_single(self, group: hc.ProcessGroup) -> Call:
-        """The operation of that name."""
-        dtype, op = self._reduction()
-        given = self._matrix(group, dtype, (self.draw.shape(group.size) or (1,))[-1:])
-        out = self.laid_out(np.zeros_like(given[0][0]))
-        mine = self.laid_out(np.concatenate([row[group.rank] for row in given]))
-        expected = reduced(op, given[group.rank])
-        return Call("reduce_scatter_single", [out, mine, REDUCTIONS[op][0]], {}, [(out, expected)])
-
-    def all_to_all(self, group: hc.ProcessGroup) -> Call:
-        """The operation of that name."""
-        given = self._matrix(group, self.draw.one(DTYPES), self.draw.shape(group.size))
-        expected = given[group.rank]
-        out = [self.laid_out(np.zeros_like(each)) for each in expected]
-        return Call(
-            "all_to_all", [out, [self.laid_out(row[group.rank]) for row in given]], {}, list(zip(out, expected))
-        )
-
-    def all_to_all_single(self, group: hc.ProcessGroup) -> Call:
-        """The operation of that name, with equal parts or with parts of several sizes."""
-        dtype, me, n = self.draw.one(DTYPES), group.rank, (self.draw.shape(group.size) or (1,))[-1]
-        is_even, salt = self.draw.chance(0.5), self.draw.number(1 << 30)
-
-        def part(sender: int, receiver: int) -> Any:
-            size = n if is_even else (n + 3 * sender + receiver) // (1 + (sender + receiver) % 2)
-            return np.asarray(values(dtype, (size,), sender, salt + receiver))
-
-        sent, expected = ([part(me, r) for r in range(group.size)], [part(s, me) for s in range(group.size)])
-        out = self.laid_out(np.zeros_like(np.concatenate(expected)))
-        arguments = [out, self.laid_out(np.concatenate(sent))]
-        if not is_even:
-            arguments += [[each.size for each in expected], [each.size for each in sent]]
-        return Call("all_to_all_single", arguments, {}, [(out, np.concatenate(expected))])
-
-    def _several(self) -> list[tuple[Any, tuple[int, ...]]]:
-        """Return the dtypes and shapes of some arrays, which are one-dimensional."""
-        return [(self.draw.one(DTYPES), (self.draw.one(SIZES[:-1]) // 4,)) for _ in range(1 + self.draw.number(4))]
-
-    def all_reduce_coalesced(self, group: hc.ProcessGroup) -> Call:
-        """The operation of that name."""
-        op = self.draw.one(["SUM", "PRODUCT"])
-        given = [self.contributions(group, *each) for each in self._several()]
-        arrays = [self.laid_out(each[group.rank]) for each in given]
-        outcomes = [(array, reduced(op, each)) for array, each in zip(arrays, given)]
-        return Call("all_reduce_coalesced", [arrays, op.lower()], {}, outcomes)
-
-    def broadcast_coalesced(self, group: hc.ProcessGroup) -> Call:
-        """The operation of that name."""
-        given = [self.contributions(group, *each) for each in self._several()]
-        root = self.draw.number(group.size)
-        arrays = [self.laid_out(each[group.rank]) for each in given]
-        outcomes = [(array, each[root]) for array, each in zip(arrays, given)]
-        return Call("broadcast_coalesced", [arrays], {"group_src": root}, outcomes)
-
-    def all_gather_single_coalesced(self, group: hc.ProcessGroup) -> Call:
-        """The operation of that name."""
-        given = [self.contributions(group, *each) for each in self._several()]
-        expected = [np.concatenate(each) for each in given]
-        outs = [self.laid_out(np.zeros_like(each)) for each in expected]
-        mine = [self.laid_out(each[group.rank]) for each in given]
-        return Call("all_gather_single_coalesced", [outs, mine], {}, list(zip(outs, expected)))
-
-    def all_gather_coalesced(self, group: hc.ProcessGroup) -> Call:
-        """The operation of that name."""
-        given = [self.contributions(group, *each) for each in self._several()]
-        lists = [[self.laid_out(np.zeros_like(each[rank])) for each in given] for rank in range(group.size)]
-        mine = [self.laid_out(each[group.rank]) for each in given]
-        outcomes = [(out, each[rank]) for rank, outs in enumerate(lists) for out, each in zip(outs, given)]
-        return Call("all_gather_coalesced", [lists, mine], {}, outcomes)
-
-    def reduce_scatter_single_coalesced(self, group: hc.ProcessGroup) -> Call:
-        """The operation of that name."""
-        given = [self._matrix(group, *each) for each in self._several()]
-        mine = [self.laid_out(np.concatenate([row[group.rank] for row in each])) for each in given]
-        expected = [reduced("SUM", each[group.rank]) for each in given]
-        outs = [self.laid_out(np.zeros_like(each)) for each in expected]
-        return Call("reduce_scatter_single_coalesced", [outs, mine, "sum"], {}, list(zip(outs, expected)))
+    def collective(self, name: str, group: hc.ProcessGroup) -> Call:
+        """Return a call of a collective."""
+        draw = self.draw
+        dtype = draw.one(DTYPES)
+        op = draw.one([op for op in reductions_of(dtype) if "scan" not in name or op != "AVG"])  # of which it has one
+        if "coalesced" in name:
+            op = draw.one(["SUM", "PRODUCT"])
+        shape = draw.shape(1 if name in ALIKE else group.size)
+        on = On(group, dtype, shape, op, root=draw.number(group.size))
+        on.stacked, on.uneven, on.salt = draw.chance(0.5), draw.chance(0.5), draw.number(1 << 30)
+        on.several = [(draw.one(DTYPES), (draw.one(SIZES[:-1]) // 4,)) for _ in range(1 + draw.number(4))]
+        layouts = Draw(draw.number(1 << 62))  # of its own, since ranks differ in how many arrays they have
+        on.layout = lambda given: self.laid_out(given, layouts)
+        good = CALLS[name](on)
+        return Call(name, list(good.arguments), good.options, good.outcomes)
 
     def sendrecv(self, group: hc.ProcessGroup) -> Call:
-        """The operation of that name, round the ring."""
+        """Return a call of that name, round the ring."""
         step, tag = self.draw.number(group.size), self.draw.number(3)
         given = self.contributions(group, self.draw.one(DTYPES), self.draw.shape())
         to, source = (group.rank + step) % group.size, (group.rank - step) % group.size
@@ -275,12 +136,9 @@ class Program:
         options = {"group_dst": to, "group_src": source, "tag": tag}
         return Call("sendrecv", [self.laid_out(given[group.rank]), None, out], options, [(out, given[source])])
 
-    def barrier(self, group: hc.ProcessGroup) -> Call:
-        """The operation of that name."""
-        return Call("barrier", [])
 
-
-OPERATIONS = [name for name, each in vars(Program).items() if callable(each) and name in vars(hc)]
+OPERATIONS = [*CALLS, "sendrecv", "barrier"]
+ALIKE = ["all_reduce", "broadcast", "reduce", "scan", "exscan"]  # whose outputs are as large as their inputs
 COLLECTED = ["all_reduce", "broadcast", "all_gather_single", "reduce_scatter_single"]
 PERSISTENT = [*COLLECTED, "all_to_all_single", "all_reduce_coalesced"]
 OBJECTS = ["all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"]
