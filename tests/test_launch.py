@@ -9,19 +9,21 @@ import sys
 import textwrap
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from .launch import clean_environment, launch
+from .launch import clean_environment, run_program
 
 pytestmark = pytest.mark.serial
 
 
-def run(program: str, folder: Path, ranks: int = 4, **options: Any) -> Any:
+def alone(program: str, folder: Path, **environment: str) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """Run a program without a launcher; return how it ended, and its file."""
     file = folder / "program.py"
     file.write_text(textwrap.dedent(program))
-    return launch(ranks, sys.executable, file, **options)
+    environment = {**clean_environment(), **environment}
+    command = [sys.executable, file]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False), file
 
 
 DIVIDES = """
@@ -38,7 +40,7 @@ DIVIDES = """
 
 def test_an_exception_on_one_rank_ends_the_job_with_its_traceback(tmp_path: Path) -> None:
     start = time.monotonic()
-    result = run(DIVIDES.format(after="pass"), tmp_path, timeout=60)
+    result = run_program(DIVIDES.format(after="pass"), tmp_path, 4, timeout=60)
     # within 5 seconds, says the promise; without it the job would hang until the 60 s are over
     assert time.monotonic() - start < 30
     assert result.returncode not in (0, 124)
@@ -47,25 +49,95 @@ def test_an_exception_on_one_rank_ends_the_job_with_its_traceback(tmp_path: Path
     assert "hpccomm: ZeroDivisionError on rank 2 ends the job" in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("call", "arguments"),
-    [
-        ("hc.reduce(x, root=0)", "hpccomm.reduce are array, dst, op, group, async_op, group_dst, tensor"),
-        ("hc.gather(x, root=0)", "hpccomm.gather are array, gather_list, dst, group, async_op, group_dst"),
-    ],
-)
-def test_an_unknown_keyword_is_answered_with_the_names_of_the_arguments(
-    tmp_path: Path, call: str, arguments: str
-) -> None:
-    program = f"""
-        import numpy as np, hpccomm as hc
-        with hc.init_process_group():
-            x = np.ones(3)
-            {call}
+UNKNOWN = """
+    import numpy as np, hpccomm as hc
+    with hc.init_process_group():
+        x = np.ones(3)
+        {call}
+    """
+ENDS = {  # programs that end badly, on how many ranks, and what is said
+    "an exception, though the program's excepthook is broken": (
         """
-    result = run(program, tmp_path, ranks=2)
+        import sys, hpccomm as hc
+        def broken(*_): raise OSError("no log file")
+        sys.excepthook = broken
+        world = hc.init_process_group()
+        if world.rank == 1:
+            raise KeyError("lost")
+        hc.barrier()
+        """,
+        4,
+        "KeyError: 'lost'",
+    ),
+    "an exception that a runner of the program shows": (
+        """
+        import sys, hpccomm as hc
+        world = hc.init_process_group()
+        def run():  # as `coverage run` does
+            try:
+                if world.rank == 1:
+                    raise KeyError("lost")
+            except KeyError:
+                sys.excepthook(*sys.exc_info())
+        run()
+        hc.barrier()
+        """,
+        2,
+        "hpccomm: KeyError on rank 1 ends the job",
+    ),
+    "sizes that differ between ranks": (  # MPI notices, and the job ends instead of hanging or going on
+        """
+        import numpy as np, hpccomm as hc
+        world = hc.init_process_group()
+        hc.all_reduce(np.ones(1000 * (1 + world.rank)))
+        hc.barrier()
+        """,
+        2,
+        "",
+    ),
+    "abort": (
+        """
+        import hpccomm as hc
+        world = hc.init_process_group()
+        if world.rank == 1:
+            world.abort(7)
+        hc.barrier()
+        """,
+        4,
+        "",
+    ),
+    "an asynchronous operation that others never join": (
+        """
+        import numpy as np, hpccomm as hc
+        world = hc.init_process_group()
+        if world.rank == 0:
+            work = hc.all_reduce(np.ones(4), async_op=True)
+            work.get_future()
+            work.wait(0.2)
+        hc.barrier()
+        """,
+        2,
+        "DistTimeoutError: all_reduce #1: not done after 0.2 s",
+    ),
+    "an unknown keyword, which is answered with the names of the arguments": (
+        UNKNOWN.format(call="hc.reduce(x, root=0)"),
+        2,
+        "ends the job; the arguments of hpccomm.reduce are array, dst, op, group, async_op, group_dst, tensor\n",
+    ),
+    "another unknown keyword": (
+        UNKNOWN.format(call="hc.gather(x, root=0)"),
+        2,
+        "ends the job; the arguments of hpccomm.gather are array, gather_list, dst, group, async_op, group_dst\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ENDS)
+def test_what_one_rank_does_wrong_ends_the_job(what: str, tmp_path: Path) -> None:
+    program, ranks, said = ENDS[what]
+    result = run_program(program, tmp_path, ranks)
     assert result.returncode not in (0, 124)
-    assert f"ends the job; the arguments of {arguments}\n" in result.stderr
+    assert said in result.stderr
 
 
 EXITS = """
@@ -87,29 +159,14 @@ PARSES = 'parser = argparse.ArgumentParser(); parser.add_argument("--n", type=in
     ],
 )
 def test_an_exit_with_a_status_on_one_rank_ends_the_job(tmp_path: Path, exits: str, status: int, said: str) -> None:
-    result = run(EXITS.format(ranks=[0], exits=exits), tmp_path, ranks=2)
+    result = run_program(EXITS.format(ranks=[0], exits=exits), tmp_path, ranks=2)
     assert (result.returncode, said in result.stderr) == (status, True), result.stderr
 
 
 def test_an_exit_without_a_status_ends_nothing(tmp_path: Path) -> None:
     for exits in ("sys.exit()", "sys.exit(0)"):
-        result = run(EXITS.format(ranks=[0, 1], exits=exits), tmp_path, ranks=2)
+        result = run_program(EXITS.format(ranks=[0, 1], exits=exits), tmp_path, ranks=2)
         assert (result.returncode, result.stderr) == (0, "")
-
-
-def test_a_broken_excepthook_of_the_program_does_not_keep_the_job_alive(tmp_path: Path) -> None:
-    program = """
-        import sys, hpccomm as hc
-        def broken(*_): raise OSError("no log file")
-        sys.excepthook = broken
-        world = hc.init_process_group()
-        if world.rank == 1:
-            raise KeyError("lost")
-        hc.barrier()
-        """
-    result = run(program, tmp_path, timeout=60)
-    assert result.returncode not in (0, 124)
-    assert "KeyError: 'lost'" in result.stderr
 
 
 def test_an_exception_that_c_code_prints_ends_nothing(tmp_path: Path) -> None:
@@ -121,28 +178,10 @@ def test_an_exception_that_c_code_prints_ends_nothing(tmp_path: Path) -> None:
             hc.barrier()
             print("the end")
         """
-    result = run(program, tmp_path, 2)
+    result = run_program(program, tmp_path, 2)
     assert (result.returncode, result.stdout.split("\n")) == (0, ["the end", "the end", ""])
     assert "KeyError: 2" in result.stderr
     assert "ends the job" not in result.stderr
-
-
-def test_an_exception_that_a_runner_of_the_program_shows_ends_the_job(tmp_path: Path) -> None:
-    program = """
-        import sys, hpccomm as hc
-        world = hc.init_process_group()
-        def run():  # as `coverage run` does
-            try:
-                if world.rank == 1:
-                    raise KeyError("lost")
-            except KeyError:
-                sys.excepthook(*sys.exc_info())
-        run()
-        hc.barrier()
-        """
-    result = run(program, tmp_path, 2, timeout=60)
-    assert result.returncode not in (0, 124)
-    assert "hpccomm: KeyError on rank 1 ends the job" in result.stderr
 
 
 def test_the_hook_can_be_turned_off_and_is_taken_away_by_destroy(tmp_path: Path) -> None:
@@ -154,33 +193,9 @@ def test_the_hook_can_be_turned_off_and_is_taken_away_by_destroy(tmp_path: Path)
         hc.destroy_process_group()
         assert sys.excepthook is before
         """
-    assert run(program, tmp_path, 2).stdout.split() == ["hook:True"] * 2
-    off = run(program, tmp_path, 2, env={"HPCCOMM_ABORT_ON_EXCEPTION": "0"})
+    assert run_program(program, tmp_path, 2).stdout.split() == ["hook:True"] * 2
+    off = run_program(program, tmp_path, 2, env={"HPCCOMM_ABORT_ON_EXCEPTION": "0"})
     assert off.stdout.split() == ["hook:False"] * 2
-
-
-def test_sizes_that_differ_between_ranks_end_the_job(tmp_path: Path) -> None:
-    # no comparison across ranks in this version: MPI notices, and the job ends instead of hanging or going on
-    program = """
-        import numpy as np, hpccomm as hc
-        world = hc.init_process_group()
-        hc.all_reduce(np.ones(1000 * (1 + world.rank)))
-        hc.barrier()
-        """
-    result = run(program, tmp_path, 2, timeout=60)
-    assert result.returncode not in (0, 124)
-
-
-def test_abort_ends_all_ranks_with_a_status(tmp_path: Path) -> None:
-    program = """
-        import hpccomm as hc
-        world = hc.init_process_group()
-        if world.rank == 1:
-            world.abort(7)
-        hc.barrier()
-        """
-    result = run(program, tmp_path, timeout=60)
-    assert result.returncode not in (0, 124)
 
 
 def test_a_program_that_forgets_to_destroy_ends_well(tmp_path: Path) -> None:
@@ -190,7 +205,7 @@ def test_a_program_that_forgets_to_destroy_ends_well(tmp_path: Path) -> None:
         work = hc.all_reduce(np.ones(1000), async_op=True)
         print(f"{work.get_future().wait(30)[0]}\\n", end="")
         """
-    result = run(program, tmp_path, 2)
+    result = run_program(program, tmp_path, 2)
     assert (result.returncode, result.stdout.split()) == (0, ["2.0", "2.0"]), result.stderr
 
 
@@ -205,7 +220,7 @@ def test_a_rank_that_has_ended_while_others_go_on_says_so(tmp_path: Path) -> Non
             while not os.path.getsize({os.fspath(file)!r}):
                 time.sleep(0.05)
         """
-    result = run(program, tmp_path, ranks=2)
+    result = run_program(program, tmp_path, ranks=2)
     assert (result.returncode, result.stderr) == (0, "")
     (said,) = file.read_text().splitlines()
     assert said.startswith("hpccomm: rank 0 has come to the end of its program without destroy_process_group()")
@@ -221,7 +236,7 @@ def test_destroy_says_whom_it_waits_for(tmp_path: Path) -> None:
             while world.rank == 0 and not said.exists():
                 time.sleep(0.05)
         """
-    result = run(program, tmp_path, ranks=3)
+    result = run_program(program, tmp_path, ranks=3)
     assert result.returncode == 0, result.stderr
     said, verdict = result.stderr.splitlines()
     assert said.startswith("hpccomm: rank 1 waits for rank 0, which has not come to destroy 'world'")
@@ -243,16 +258,12 @@ def test_a_barrier_does_not_meet_the_destroy_of_other_ranks(tmp_path: Path) -> N
             pathlib.Path({str(outcome)!r}).write_text("nobody has come")
         world.abort(7)
         """
-    run(program, tmp_path, ranks=2)
+    run_program(program, tmp_path, ranks=2)
     assert outcome.read_text() == "nobody has come"
 
 
 def test_a_program_that_forgot_its_launcher_is_told_what_to_type(tmp_path: Path) -> None:
-    file = tmp_path / "program.py"
-    file.write_text(
-        "import numpy as np, hpccomm as hc\nwith hc.init_process_group():\n    hc.send(np.ones(1), dst=1)\n"
-    )
-    ended = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=100, env=clean_environment())
+    ended, _ = alone(UNKNOWN.format(call="hc.send(x, dst=1)"), tmp_path)
     assert "its (global) ranks are 0; this job has one rank: mpiexec -n 4 " in ended.stderr
 
 
@@ -271,54 +282,39 @@ def test_import_initialises_nothing(tmp_path: Path) -> None:
         with hpccomm.init_process_group() as world:  # initialises MPI itself then
             assert MPI.Is_initialized()
         """
-    result = run(program, tmp_path, 1)
+    result = run_program(program, tmp_path, 1)
     assert result.returncode == 0, result.stderr
 
 
+STARTS = "import hpccomm as hc\nhc.init_process_group()\n"
+
+
 def test_a_launcher_of_another_mpi_is_refused(tmp_path: Path) -> None:
-    program = """
-        import hpccomm as hc
-        hc.init_process_group()
-        """
-    file = tmp_path / "program.py"
-    file.write_text(textwrap.dedent(program))
-    environment = {**clean_environment(), "SLURM_STEP_NUM_TASKS": "4"}  # as srun --mpi=none does it
-    result = subprocess.run(
-        [sys.executable, file], env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
+    srun = {"SLURM_STEP_NUM_TASKS": "4"}  # as srun --mpi=none does it
+    result, file = alone(STARTS, tmp_path, **srun)
     assert result.returncode == 1
     assert (
         "DistError: init_process_group: srun started 4 processes, but MPI says that this one is alone" in result.stderr
     )
     assert re.search(rf"`srun --mpi=(pmi2|pmix) \S*python\S* {file}`", result.stderr)
-    alone = file.with_name("alone.py")
-    alone.write_text("import hpccomm as hc\nfrom mpi4py import MPI\nhc.init_process_group(comm=MPI.COMM_SELF)\n")
-    assert subprocess.run([sys.executable, alone], env=environment, timeout=60, check=False).returncode == 0
+    of_its_own = "import hpccomm as hc\nfrom mpi4py import MPI\nhc.init_process_group(comm=MPI.COMM_SELF)\n"
+    assert alone(of_its_own, tmp_path, **srun)[0].returncode == 0
 
 
 def test_a_process_alone_in_a_slurm_job_is_warned_once(tmp_path: Path) -> None:
-    file = tmp_path / "program.py"
-    file.write_text(
-        "import hpccomm as hc\n"
-        "for _ in range(2):\n"
-        "    with hc.init_process_group() as world:\n"
-        "        print(world.size)\n"
-    )
-    environment = {**clean_environment(), "SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}  # in a batch script, without srun
-    result = subprocess.run(
-        [sys.executable, file], env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
+    program = """
+        import hpccomm as hc
+        for _ in range(2):
+            with hc.init_process_group() as world:
+                print(world.size)
+        """
+    result, _ = alone(program, tmp_path, SLURM_JOB_ID="7", SLURM_NTASKS="4")  # in a batch script, without srun
     assert (result.returncode, result.stdout.split()) == (0, ["1", "1"]), result.stderr
     assert result.stderr.count("hpccomm: this Slurm job has 4 tasks, but the program was started without srun") == 1
 
 
 def test_torchrun_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "program.py"
-    file.write_text("import hpccomm as hc\nhc.init_process_group()\n")
-    environment = {**clean_environment(), "TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "RANK": "0"}
-    result = subprocess.run(
-        [sys.executable, file], env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
+    result, file = alone(STARTS, tmp_path, TORCHELASTIC_RUN_ID="none", WORLD_SIZE="2", RANK="0")
     assert result.returncode == 1
     assert "torchrun started 2 processes, but MPI says that this one is alone" in result.stderr
     assert f"`mpiexec -n 2 {sys.executable} {file}`" in result.stderr
@@ -330,12 +326,7 @@ def test_without_an_mpi_library_the_error_says_what_to_do(tmp_path: Path) -> Non
         assert not hc.is_mpi_available() and not hc.is_available() and not hc.is_backend_available("mpi")
         hc.init_process_group()
         """
-    file = tmp_path / "program.py"
-    file.write_text(textwrap.dedent(program))
-    environment = {**clean_environment(), "MPI4PY_LIBMPI": "/nowhere/libmpi.so"}
-    result = subprocess.run(
-        [sys.executable, file], env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
+    result, _ = alone(program, tmp_path, MPI4PY_LIBMPI="/nowhere/libmpi.so")
     assert result.returncode == 1
     assert "DistBackendError: mpi4py can't load an MPI library" in result.stderr
     assert result.stderr.count("Traceback") == 1
@@ -353,24 +344,7 @@ def test_after_mpi_has_been_finalised(tmp_path: Path) -> None:
         except hc.DistBackendError as error:
             print(error)
         """
-    assert "MPI has been finalised" in run(program, tmp_path, 1).stdout
-
-
-def test_an_asynchronous_operation_that_others_never_join_does_not_hang_the_end_of_an_aborted_job(
-    tmp_path: Path,
-) -> None:
-    program = """
-        import numpy as np, hpccomm as hc
-        world = hc.init_process_group()
-        if world.rank == 0:
-            work = hc.all_reduce(np.ones(4), async_op=True)
-            work.get_future()
-            work.wait(0.2)
-        hc.barrier()
-        """
-    result = run(program, tmp_path, 2, timeout=60)
-    assert result.returncode not in (0, 124)
-    assert "DistTimeoutError: all_reduce #1: not done after 0.2 s" in result.stderr
+    assert "MPI has been finalised" in run_program(program, tmp_path, 1).stdout
 
 
 TIMED_OUT = """
@@ -395,5 +369,5 @@ with hc.init_process_group() as world:
 
 @pytest.mark.parametrize("call", ["hc.barrier(group, True)", "hc.all_reduce(np.ones(3), group=group, async_op=True)"])
 def test_what_has_timed_out_is_given_up_when_all_ranks_destroy_the_group(call: str, tmp_path: Path) -> None:
-    done = run(TIMED_OUT.format(call=call), tmp_path, ranks=2)
+    done = run_program(TIMED_OUT.format(call=call), tmp_path, ranks=2)
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["again 2.0"] * 2 + ["timed out"]), done.stderr
