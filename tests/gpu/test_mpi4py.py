@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -30,227 +30,104 @@ def comm(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 Make = Callable[..., Any]
-Arguments = tuple[list[Any], list[Any]]  # of the call, and the arrays to look at afterwards
-
-
-def reduction(make: Make) -> Arguments:
-    output = make(np.zeros(4))
-    return [make(HERE), output], [output]
-
-
-def reduction_in_place(make: Make) -> Arguments:
-    output = make(HERE)
-    return [MPI.IN_PLACE, output, MPI.MAX], [output]
-
-
-def reduction_of_a_part(make: Make) -> Arguments:
-    output = make(np.zeros(9))
-    return [[make(HERE), 2], [output, (2, 3), MPI.DOUBLE], MPI.PROD], [output]
-
-
-def to_one(make: Make) -> Arguments:
-    output = make(np.zeros(4))
-    return [make(HERE), output if RANK == SIZE - 1 else None, MPI.SUM, SIZE - 1], [output]
-
-
-def to_one_in_place(make: Make) -> Arguments:
-    output = make(HERE)
-    return ([MPI.IN_PLACE, output] if RANK == 0 else [output, None]), [output]
-
-
-def copied(make: Make) -> Arguments:
-    array = make(HERE)
-    return [array, SIZE - 1], [array]
-
-
-def copied_as_bytes(make: Make) -> Arguments:
-    array = make(HERE)
-    return [[array, 16, MPI.BYTE], 0], [array]
-
-
-def copied_in_memorys_order(make: Make) -> Arguments:
-    array = make(HERE.reshape(2, 2), fortran)
-    return [array], [array]
-
-
-def gathered(make: Make) -> Arguments:
-    output = make(np.zeros((SIZE, 4)))
-    return [make(HERE), output], [output]
-
-
-def gathered_in_place(make: Make) -> Arguments:
-    output = make(EVERYBODY)
-    return [MPI.IN_PLACE, output], [output]
-
-
-def gathered_counts(make: Make) -> Arguments:
-    output = make(np.zeros(3 * SIZE))
-    return [[make(HERE), 2], [output, 2, MPI.DOUBLE]], [output]
-
-
 COUNTS = [rank + 1 for rank in range(SIZE)]
 PLACES = [sum(COUNTS[:rank]) + rank for rank in range(SIZE)]  # with a gap behind each
+ROWS, IN_PLACE = np.arange(1.0 * sum(COUNTS)) * (RANK + 1), MPI.IN_PLACE
 
 
-def gathered_unequally(make: Make) -> Arguments:
-    output = make(np.zeros(sum(COUNTS) + SIZE))
-    return [make(EVERYBODY[: RANK + 1]), [output, (COUNTS, PLACES), MPI.DOUBLE]], [output]
+class Form(NamedTuple):
+    """A form of some calls."""
+
+    calls: str
+    how: str
+    output: Any  # as it is before the call
+    arguments: Callable[[Make, Any], list[Any]]  # with the output, and arrays that are made for the call
+    defined: slice = slice(None)  # the part of the output that the call defines
+
+    def call(self, function: Callable[..., Any], make: Make) -> tuple[Any, Any]:
+        """Call a function; return what it returns, and the output."""
+        output = make(self.output, fortran) if "memory's order" in self.how else make(self.output)
+        arguments = self.arguments(make, output)
+        if "None" in self.how:
+            arguments = [None if each is IN_PLACE else each for each in arguments]
+        return function(*arguments), output[self.defined]
+
+    def expected(self, name: str) -> Any:
+        """Return what mpi4py's own call leaves in the host's arrays."""
+        return self.call(getattr(MPI.COMM_WORLD, name), lambda values, layout=np.array: layout(values))[1]
 
 
-def gathered_unequally_without_gaps(make: Make) -> Arguments:
-    output = make(np.zeros(sum(COUNTS)))
-    return [make(EVERYBODY[: RANK + 1]), [output, COUNTS]], [output]
+FORMS = [
+    Form("Bcast", "", HERE, lambda make, out: [out, SIZE - 1]),
+    Form("Bcast", "as bytes", HERE, lambda make, out: [[out, 16, MPI.BYTE], 0]),
+    Form("Bcast", "in memory's order", HERE.reshape(2, 2), lambda make, out: [out]),
+    Form("Allreduce Scan Exscan", "", np.zeros(4), lambda make, out: [make(HERE), out]),
+    Form("Allreduce Scan", "in place", HERE, lambda make, out: [IN_PLACE, out, MPI.MAX]),
+    Form("Allreduce Scan Exscan", "of a part", np.zeros(9),
+         lambda make, out: [[make(HERE), 2], [out, (2, 3), MPI.DOUBLE], MPI.PROD]),
+    Form("Reduce", "", np.zeros(4),
+         lambda make, out: [make(HERE), out if RANK == SIZE - 1 else None, MPI.SUM, SIZE - 1]),
+    Form("Reduce", "in place", HERE, lambda make, out: [out, None] if RANK else [IN_PLACE, out]),
+    Form("Allgatherv", "unequally", np.zeros(sum(COUNTS) + SIZE),
+         lambda make, out: [make(EVERYBODY[: RANK + 1]), [out, (COUNTS, PLACES), MPI.DOUBLE]]),
+    Form("Allgather Allgatherv", "", np.zeros((SIZE, 4)), lambda make, out: [make(HERE), out]),
+    Form("Allgather Allgatherv", "in place", EVERYBODY, lambda make, out: [IN_PLACE, out]),
+    Form("Allgather", "counts", np.zeros(3 * SIZE), lambda make, out: [[make(HERE), 2], [out, 2, MPI.DOUBLE]]),
+    Form("Allgatherv", "unequally without gaps", np.zeros(sum(COUNTS)),
+         lambda make, out: [make(EVERYBODY[: RANK + 1]), [out, COUNTS]]),
+    Form("Gather", "", np.zeros(4 * SIZE), lambda make, out: [make(HERE), None if RANK else out]),
+    Form("Gather Gatherv", "in place", EVERYBODY,
+         lambda make, out: [*((IN_PLACE, out) if RANK == SIZE - 1 else (make(HERE), None)), SIZE - 1]),
+    Form("Gatherv", "unequally", np.zeros(sum(COUNTS)),
+         lambda make, out: [make(EVERYBODY[: RANK + 1]), None if RANK else [out, COUNTS]]),
+    Form("Scatter", "", np.zeros(4), lambda make, out: [None if RANK else make(EVERYBODY), out]),
+    Form("Scatter Scatterv", "in place", np.zeros(4) if RANK else EVERYBODY,
+         lambda make, out: [None, out] if RANK else [out, IN_PLACE]),
+    Form("Scatterv", "unequally", np.zeros(RANK + 1),
+         lambda make, out: [None if RANK else [make(np.arange(20.0)), COUNTS, PLACES, MPI.DOUBLE], out]),
+    Form("Alltoall", "", np.zeros(4 * SIZE), lambda make, out: [make(EVERYBODY), out]),
+    Form("Alltoall Alltoallv", "in place", EVERYBODY, lambda make, out: [IN_PLACE, out]),
+    Form("Alltoallv", "unequally", np.zeros(SIZE * (RANK + 1)),
+         lambda make, out: [[make(EVERYBODY), COUNTS, [2 * rank for rank in range(SIZE)], MPI.DOUBLE],
+                            [out, [RANK + 1] * SIZE]]),
+    Form("Reduce_scatter_block", "", np.zeros(4), lambda make, out: [make(EVERYBODY), out]),
+    Form("Reduce_scatter_block", "in place", EVERYBODY, lambda make, out: [IN_PLACE, out], slice(4)),
+    Form("Reduce_scatter", "unequally", np.zeros(RANK + 1), lambda make, out: [make(ROWS), out, COUNTS]),
+    Form("Reduce_scatter", "of unknown counts", np.zeros(RANK + 1), lambda make, out: [make(ROWS), out]),
+]  # fmt: skip
+FORMS += [form._replace(how="by None") for form in FORMS if form.how == "in place"]
+EVERY = [(name, form) for form in FORMS for name in form.calls.split()]
 
 
-def gathered_on_one(make: Make) -> Arguments:
-    output = make(np.zeros(4 * SIZE))
-    return [make(HERE), output if RANK == 0 else None], [output]
-
-
-def gathered_on_one_in_place(make: Make) -> Arguments:
-    output = make(EVERYBODY)
-    is_root = RANK == SIZE - 1
-    return [MPI.IN_PLACE if is_root else make(HERE), output if is_root else None, SIZE - 1], [output]
-
-
-def gathered_on_one_unequally(make: Make) -> Arguments:
-    output = make(np.zeros(sum(COUNTS)))
-    return [make(EVERYBODY[: RANK + 1]), [output, COUNTS] if RANK == 0 else None], [output]
-
-
-def scattered(make: Make) -> Arguments:
-    output = make(np.zeros(4))
-    return [make(EVERYBODY) if RANK == 0 else None, output], [output]
-
-
-def scattered_in_place(make: Make) -> Arguments:
-    array, output = make(EVERYBODY), make(np.zeros(4))
-    return ([array, MPI.IN_PLACE] if RANK == 0 else [None, output]), [array, output]
-
-
-def scattered_unequally(make: Make) -> Arguments:
-    output = make(np.zeros(RANK + 1))
-    return [[make(np.arange(20.0)), COUNTS, PLACES, MPI.DOUBLE] if RANK == 0 else None, output], [output]
-
-
-def exchanged(make: Make) -> Arguments:
-    output = make(np.zeros(4 * SIZE))
-    return [make(EVERYBODY), output], [output]
-
-
-def exchanged_in_place(make: Make) -> Arguments:
-    output = make(EVERYBODY)
-    return [MPI.IN_PLACE, output], [output]
-
-
-def exchanged_unequally(make: Make) -> Arguments:
-    output, ones = make(np.zeros(SIZE * (RANK + 1))), [RANK + 1] * SIZE
-    return [[make(EVERYBODY), COUNTS, [2 * rank for rank in range(SIZE)], MPI.DOUBLE], [output, ones]], [output]
-
-
-def scattered_sums(make: Make) -> Arguments:
-    output = make(np.zeros(4))
-    return [make(EVERYBODY), output], [output]
-
-
-def scattered_sums_in_place(make: Make) -> Arguments:
-    output = make(EVERYBODY)
-    return [MPI.IN_PLACE, output], [output[:4]]
-
-
-def scattered_sums_unequally(make: Make) -> Arguments:
-    output = make(np.zeros(RANK + 1))
-    return [make(np.arange(1.0 * sum(COUNTS)) * (RANK + 1)), output, COUNTS], [output]
-
-
-def scattered_sums_of_unknown_counts(make: Make) -> Arguments:
-    output = make(np.zeros(RANK + 1))
-    return [make(np.arange(1.0 * sum(COUNTS)) * (RANK + 1)), output], [output]
-
-
-CASES: dict[str, list[Callable[[Make], Arguments]]] = {
-    "Bcast": [copied, copied_as_bytes, copied_in_memorys_order],
-    "Allreduce": [reduction, reduction_in_place, reduction_of_a_part],
-    "Reduce": [to_one, to_one_in_place],
-    "Scan": [reduction, reduction_in_place, reduction_of_a_part],
-    "Exscan": [reduction, reduction_of_a_part],
-    "Allgather": [gathered, gathered_in_place, gathered_counts],
-    "Allgatherv": [gathered_unequally, gathered_unequally_without_gaps, gathered, gathered_in_place],
-    "Gather": [gathered_on_one, gathered_on_one_in_place],
-    "Gatherv": [gathered_on_one_unequally, gathered_on_one_in_place],
-    "Scatter": [scattered, scattered_in_place],
-    "Scatterv": [scattered_unequally, scattered_in_place],
-    "Alltoall": [exchanged, exchanged_in_place],
-    "Alltoallv": [exchanged_unequally, exchanged_in_place],
-    "Reduce_scatter_block": [scattered_sums, scattered_sums_in_place],
-    "Reduce_scatter": [scattered_sums_unequally, scattered_sums_of_unknown_counts],
-}
-
-
-def with_none(case: Callable[[Make], Arguments]) -> Callable[[Make], Arguments]:
-    """The case with None for MPI.IN_PLACE."""
-
-    def with_none(make: Make) -> Arguments:
-        arguments, outputs = case(make)
-        return [None if each is MPI.IN_PLACE else each for each in arguments], outputs
-
-    with_none.__name__ = f"{case.__name__}_by_none"
-    return with_none
-
-
-for cases in CASES.values():
-    cases += [with_none(case) for case in cases if case.__name__.endswith("in_place")]
-FORMS = [(name, case) for name, cases in CASES.items() for case in cases]
-
-
-def on_the_host(values: Any, layout: Any = np.array) -> Any:
-    return layout(values)
-
-
-def expected(name: str, case: Callable[[Make], Arguments]) -> list[Any]:
-    """What mpi4py's own call leaves in the host's arrays."""
-    arguments, outputs = case(on_the_host)
-    getattr(MPI.COMM_WORLD, name)(*arguments)
-    return outputs
-
-
-@pytest.mark.parametrize(("name", "case"), FORMS, ids=[f"{name}-{case.__name__}" for name, case in FORMS])
-def test_collectives(comm: Any, name: str, case: Callable[[Make], Arguments]) -> None:
-    right = expected(name, case)
-    arguments, outputs = case(gpus.array)
-    getattr(comm, name)(*arguments)
-    for output, values in zip(outputs, right, strict=True):
-        assert_same(gpus.values(output), values)
-    # not blocking
-    arguments, outputs = case(gpus.array)
-    request = getattr(comm, f"I{name.lower()}")(*arguments)
+@pytest.mark.parametrize(("name", "form"), EVERY, ids=[f"{name}-{form.how}" for name, form in EVERY])
+def test_collectives(comm: Any, name: str, form: Form) -> None:
+    right, not_blocking = form.expected(name), getattr(comm, f"I{name.lower()}")
+    _, output = form.call(getattr(comm, name), gpus.array)
+    assert_same(gpus.values(output), right)
+    request, output = form.call(not_blocking, gpus.array)
     assert type(request) is MPI.Request
     request.Wait()
     assert request == MPI.REQUEST_NULL
-    for output, values in zip(outputs, right, strict=True):
-        assert_same(gpus.values(output), values)
-    # what waits in C
-    arguments, outputs = case(gpus.array)
+    assert_same(gpus.values(output), right)
     other = comm.Ibarrier()
-    MPI.Request.Waitall([getattr(comm, f"I{name.lower()}")(*arguments), other])
-    for output, values in zip(outputs, right, strict=True):
-        assert_same(gpus.values(output), values)
+    request, output = form.call(not_blocking, gpus.array)
+    MPI.Request.Waitall([request, other])  # which waits in C
+    assert_same(gpus.values(output), right)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if hasattr(MPI.Comm, f"{name}_init")])
+FIRST = dict(reversed([each for each in EVERY if each[1].how not in ("in place", "by None")]))  # can be started again
+
+
+@pytest.mark.parametrize("name", [name for name in FIRST if hasattr(MPI.Comm, f"{name}_init")])
 def test_persistent_collectives(comm: Any, name: str) -> None:
-    case = CASES[name][0]
-    right = expected(name, case)
-    arguments, outputs = case(gpus.array)
-    request = getattr(comm, f"{name}_init")(*arguments)
+    request, output = FIRST[name].call(getattr(comm, f"{name}_init"), gpus.array)
     assert type(request) is MPI.Prequest
     for _ in range(3):
         request.Start()
         request.Wait()
     MPI.Prequest.Startall([request])
     MPI.Request.Waitall([request])
-    for output, values in zip(outputs, right, strict=True):
-        assert_same(gpus.values(output), values)
+    assert_same(gpus.values(output), FIRST[name].expected(name))
     request.Free()
 
 
