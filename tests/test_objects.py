@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import hpccomm as hc
 from hpccomm.core.registry import OBJECTS
 from hpccomm.mpi.objects import BLOCK
 
-pytestmark = pytest.mark.usefixtures("process_group")
+pytestmark = pytest.mark.usefixtures("process_group", "the_group_goes_on")
 needs_two = pytest.mark.mpi(min_size=2)
 
 Groups = list[hc.ProcessGroup]
@@ -26,45 +27,33 @@ def assert_things(actual: Any, expected: Any) -> None:
         assert np.array_equal(actual[key], value), key
 
 
-def go_on(group: hc.ProcessGroup) -> None:
-    """The group still works."""
-    check = np.ones(1)
-    hc.all_reduce(check, group=group)
-    assert check[0] == group.size
-
-
-def test_all_gather_object(groups: Groups) -> None:
+@pytest.mark.parametrize("async_op", [False, True])
+def test_collectives_fill_their_lists(groups: Groups, async_op: bool) -> None:
     for group in groups:
-        gathered: list[Any] = [None] * group.size
-        hc.all_gather_object(gathered, thing(hc.get_rank()), group)
-        for rank, each in zip(group.ranks, gathered, strict=True):
-            assert_things(each, thing(rank))
-
-
-def test_gather_object(groups: Groups) -> None:
-    for group in groups:
-        dst = group.ranks[-1]
-        slots: list[Any] | None = [None] * group.size if hc.get_rank() == dst else None
-        hc.gather_object(thing(hc.get_rank()), slots, dst, group)
-        for rank, each in zip(group.ranks, slots or [], strict=False):
-            assert_things(each, thing(rank))
-
-
-def test_broadcast_object_list(groups: Groups) -> None:
-    for group in groups:
-        src = group.ranks[-1]
-        slots = [thing(src), "two"] if hc.get_rank() == src else [None, None]
-        hc.broadcast_object_list(slots, src, group)
-        assert_things(slots[0], thing(src))
-        assert slots[1] == "two"
-
-
-def test_scatter_object_list(groups: Groups) -> None:
-    for group in groups:
-        slot: list[Any] = [None]
-        source = [thing(rank) for rank in group.ranks] if group.rank == 0 else None
-        hc.scatter_object_list(slot, source, group=group)
-        assert_things(slot[0], thing(hc.get_rank()))
+        first, last = group.ranks[0], group.ranks[-1]
+        every: list[Any] = [None] * group.size
+        on_last: list[Any] | None = [None] * group.size if hc.get_rank() == last else None
+        copied = [thing(last), "two"] if hc.get_rank() == last else [None, None]
+        mine: list[Any] = [None, "kept"]
+        source = [thing(rank) for rank in group.ranks] if hc.get_rank() == first else None
+        works = [
+            hc.all_gather_object(every, thing(hc.get_rank()), group, async_op=async_op),
+            hc.gather_object(thing(hc.get_rank()), on_last, last, group, async_op=async_op),
+            hc.broadcast_object_list(copied, last, group, async_op=async_op),
+            hc.scatter_object_list(mine, source, group=group, async_op=async_op),
+        ]
+        if async_op:
+            for work in works[group.rank :] + works[: group.rank]:  # each rank waits in an order of its own
+                assert work.wait()
+            assert works[0].result() is every
+        for gathered in (every, on_last or []):
+            for rank, each in zip(group.ranks, gathered, strict=False):
+                assert_things(each, thing(rank))
+                each["large"][0] = 1  # writable
+        assert_things(copied[0], thing(last))
+        assert copied[1] == "two"
+        assert_things(mine[0], thing(hc.get_rank()))
+        assert mine[1] == "kept"
 
 
 @needs_two
@@ -156,22 +145,30 @@ def test_the_source_keeps_its_objects(process_group: hc.ProcessGroup) -> None:
 UNPICKLABLE = threading.Lock()
 
 
+@pytest.mark.parametrize("async_op", [False, True])
+@pytest.mark.parametrize("where", ["first", "last"])
 @pytest.mark.parametrize("others", ["small", "large"])
 @pytest.mark.parametrize("what", [UNPICKLABLE, Long()], ids=["lock", "long"])
-def test_an_unpicklable_object_beside_others(process_group: hc.ProcessGroup, what: Any, others: str) -> None:
-    last = process_group.size - 1
-    mine = what if process_group.rank == last else b"x" * (1000 if others == "large" else 1)
+def test_an_unpicklable_object_of_one_rank_is_an_error_of_all(
+    process_group: hc.ProcessGroup, what: Any, others: str, where: str, async_op: bool
+) -> None:
+    n, me = process_group.size, process_group.rank
+    bad = 0 if where == "first" else n - 1
+    mine = what if me == bad else b"x" * (1000 if others == "large" else 1)
     text = "a lock can't be pickled" if what is UNPICKLABLE else r"a Long can't be pickled \(ValueError: x{1000}\)"
-    slots: list[Any] = [None] * process_group.size
-    for call in (
-        lambda: hc.all_gather_object(slots, mine),
-        lambda: hc.gather_object(mine, slots if process_group.rank == 0 else None),
-        lambda: hc.broadcast_object_list(slots if process_group.rank < last else [mine] * len(slots), last),
-        lambda: hc.scatter_object_list(slots, [mine] * len(slots) if process_group.rank == last else None, last),
-    ):
-        with pytest.raises(TypeError, match=rf"on rank {last} of the group, (a list can't|{text})"):
-            call()
-    go_on(process_group)
+    slots: list[Any] = ["old"] * n
+    how: dict[str, Any] = {"async_op": async_op}
+    calls = {
+        "all_gather_object": lambda: hc.all_gather_object(slots, mine, **how),
+        "gather_object": lambda: hc.gather_object(mine, slots if me == 0 else None, **how),
+        "broadcast_object_list": lambda: hc.broadcast_object_list([mine] * n if me == bad else slots, bad, **how),
+        "scatter_object_list": lambda: hc.scatter_object_list(slots, [mine] * n if me == bad else None, bad, **how),
+    }
+    works = {name: call() for name, call in calls.items()} if async_op else {}
+    for name, call in calls.items():
+        with pytest.raises(TypeError, match=rf"{name}: on rank {bad} of the group, (a list can't|{text})"):
+            works[name].wait() if async_op else call()
+    assert slots == ["old"] * n
 
 
 class NeedsAnArgument(Exception):
@@ -222,32 +219,6 @@ def test_an_object_that_can_not_be_unpickled(process_group: hc.ProcessGroup, siz
     elif n > 1 and me == last:
         call(hc.send_object_list, [bad], 0)
         hc.send_object_list([bad], 0)
-    go_on(process_group)
-
-
-def test_an_unpicklable_object_of_one_rank_raises_on_all(process_group: hc.ProcessGroup) -> None:
-    last = process_group.size - 1
-    mine: Any = UNPICKLABLE if process_group.rank == last else "fine"
-    slots: list[Any] = ["old"] * process_group.size
-    with pytest.raises(TypeError, match=f"all_gather_object: on rank {last} of the group, a lock can't be pickled"):
-        hc.all_gather_object(slots, mine)
-    assert slots == ["old"] * process_group.size
-    go_on(process_group)
-    with pytest.raises(TypeError, match=f"gather_object: on rank {last} of the group, a lock can't be pickled"):
-        hc.gather_object(mine, slots if process_group.rank == 0 else None)
-    go_on(process_group)
-
-
-def test_an_unpicklable_object_on_the_source_raises_on_all(process_group: hc.ProcessGroup) -> None:
-    last = process_group.size - 1
-    slots: list[Any] = [UNPICKLABLE, 1] if process_group.rank == last else [None, None]
-    with pytest.raises(TypeError, match=f"broadcast_object_list: on rank {last}"):
-        hc.broadcast_object_list(slots, last)
-    go_on(process_group)
-    source = [UNPICKLABLE] * process_group.size if process_group.rank == 0 else None
-    with pytest.raises(TypeError, match="scatter_object_list: on rank 0"):
-        hc.scatter_object_list([None], source)
-    go_on(process_group)
 
 
 @needs_two
@@ -258,7 +229,6 @@ def test_an_unpicklable_message_raises_on_both_sides(process_group: hc.ProcessGr
     elif process_group.rank == 1:
         with pytest.raises(TypeError, match="recv_object_list: on rank 0 of the group"):
             hc.recv_object_list([None], 0)
-    go_on(process_group)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +254,6 @@ def test_what_is_no_list_is_refused_before_anything_is_sent(wrong: Any, process_
         missing = wrong is None and ("gather_list" in text or "input" in text)
         with pytest.raises(ValueError if missing else TypeError, match=f"{text} is (a .*; expected a list|missing)"):
             call()
-    go_on(process_group)
 
 
 def test_wrong_list_lengths_are_refused(process_group: hc.ProcessGroup) -> None:
@@ -303,48 +272,25 @@ def test_wrong_list_lengths_are_refused(process_group: hc.ProcessGroup) -> None:
             hc.gather_object(1, [None] * n)
     with pytest.raises(ValueError, match="scatter_object_output_list is empty"):
         hc.scatter_object_list([], [1] * n if me == 0 else None)
-    go_on(process_group)
 
 
 @needs_two
-def test_lists_that_differ_in_length_between_ranks(process_group: hc.ProcessGroup) -> None:
-    slots = [1, 2] if process_group.rank == 0 else [None]
-    if process_group.rank == 0:
-        hc.broadcast_object_list(slots)
-    else:
-        with pytest.raises(ValueError, match="object_list has 1 slots, but 2 objects were sent"):
-            hc.broadcast_object_list(slots)
-    go_on(process_group)
+@pytest.mark.parametrize("async_op", [False, True])
+def test_lists_that_differ_in_length_between_ranks(process_group: hc.ProcessGroup, async_op: bool) -> None:
+    is_wrong = process_group.rank > 0
+    text = "object_list has 1 slots, but 2 objects were sent"
+    with pytest.raises(ValueError, match=text) if is_wrong else nullcontext():
+        work = hc.broadcast_object_list([None] if is_wrong else [1, 2], async_op=async_op)
+        assert work is None or work.wait()
 
 
 # -- asynchronously ----------------------------------------------------------------------------------
 
 
-def test_asynchronous_collectives_fill_their_lists(groups: Groups) -> None:
-    for group in groups:
-        first, last = group.ranks[0], group.ranks[-1]
-        every: list[Any] = [None] * group.size
-        on_last: list[Any] | None = [None] * group.size if hc.get_rank() == last else None
-        copied = [thing(last), "two"] if hc.get_rank() == last else [None, None]
-        mine: list[Any] = [None, "kept"]
-        source = [thing(rank) for rank in group.ranks] if hc.get_rank() == first else None
-        works = [
-            hc.all_gather_object(every, thing(hc.get_rank()), group, async_op=True),
-            hc.gather_object(thing(hc.get_rank()), on_last, last, group, async_op=True),
-            hc.broadcast_object_list(copied, last, group, async_op=True),
-            hc.scatter_object_list(mine, source, group=group, async_op=True),
-        ]
-        for work in works[group.rank :] + works[: group.rank]:  # each rank waits in an order of its own
-            assert work.wait()
-        assert works[0].result() is every
-        for gathered in (every, on_last or []):
-            for rank, each in zip(group.ranks, gathered, strict=False):
-                assert_things(each, thing(rank))
-                each["large"][0] = 1  # writable
-        assert_things(copied[0], thing(last))
-        assert copied[1] == "two"
-        assert_things(mine[0], thing(hc.get_rank()))
-        assert mine[1] == "kept"
+def go_on(group: hc.ProcessGroup) -> None:
+    check = np.ones(1)
+    hc.all_reduce(check, group=group)
+    assert check[0] == group.size
 
 
 def test_many_at_once_and_in_between(process_group: hc.ProcessGroup) -> None:
@@ -357,36 +303,6 @@ def test_many_at_once_and_in_between(process_group: hc.ProcessGroup) -> None:
     hc.wait_all(works[::-1])
     assert lists == [[(rank, k) for rank in range(n)] for k in range(30)]
     assert slots == list(range(n))
-
-
-@pytest.mark.parametrize("where", ["first", "last"])
-def test_an_unpicklable_object_fails_the_work_of_every_rank(process_group: hc.ProcessGroup, where: str) -> None:
-    n, me = process_group.size, process_group.rank
-    bad = 0 if where == "first" else n - 1
-    slots: list[Any] = ["old"] * n
-    mine: Any = UNPICKLABLE if me == bad else "fine"
-    works = {
-        "all_gather_object": hc.all_gather_object(slots, mine, async_op=True),
-        "gather_object": hc.gather_object(mine, slots if me == 0 else None, async_op=True),
-        "broadcast_object_list": hc.broadcast_object_list([mine], bad, async_op=True),
-        "scatter_object_list": hc.scatter_object_list(slots, [mine] * n if me == bad else None, bad, async_op=True),
-    }
-    for name, work in works.items():
-        with pytest.raises(TypeError, match=f"{name}: on rank {bad} of the group, a l(ock|ist) can't be pickled"):
-            work.wait()
-    assert slots == ["old"] * n
-    go_on(process_group)
-
-
-@needs_two
-def test_an_asynchronous_broadcast_of_another_length(process_group: hc.ProcessGroup) -> None:
-    work = hc.broadcast_object_list([1, 2] if process_group.rank == 0 else [None], async_op=True)
-    if process_group.rank == 0:
-        assert work.wait()
-    else:
-        with pytest.raises(ValueError, match="object_list has 1 slots, but 2 objects were sent"):
-            work.wait()
-    go_on(process_group)
 
 
 def test_one_rank_waits_while_another_is_in_a_later_operation(process_group: hc.ProcessGroup) -> None:
@@ -465,7 +381,6 @@ def test_receives_take_messages_in_the_order_in_which_they_have_begun(process_gr
     assert apart.wait()
     assert elsewhere == ["seven"]
     hc.wait_all(sent)
-    go_on(process_group)
 
 
 FORMS = ["blocking", "asynchronous"]
@@ -570,7 +485,6 @@ def test_an_unpicklable_object_fails_both_works(process_group: hc.ProcessGroup) 
         with pytest.raises(TypeError, match=f"{name}_object_list: on rank {rank} of the group, a list can't be"):
             work.wait()
     assert slots == ["old"]
-    go_on(process_group)
 
 
 def test_a_list_of_another_length_fails_the_receive(process_group: hc.ProcessGroup) -> None:
@@ -579,7 +493,6 @@ def test_a_list_of_another_length_fails_the_receive(process_group: hc.ProcessGro
     assert hc.send_object_list([1, 2], destination, async_op=True).wait()
     with pytest.raises(ValueError, match="recv_object_list: object_list has 1 slots, but 2 objects were sent"):
         received.wait()
-    go_on(process_group)
 
 
 def test_a_receive_of_objects_is_taken_back(process_group: hc.ProcessGroup) -> None:

@@ -193,47 +193,29 @@ def sizes(ranks: int) -> list[int]:
     return [0, 1, 63, 64 * ranks, 64 * ranks + 1, 1000]
 
 
+@pytest.mark.parametrize("name", ["all_reduce", "reduce", "reduce_scatter_single"])
 @pytest.mark.parametrize("dtype", NUMERIC, ids=dtype_name)
-def test_all_reduce(process_group: Group, dtype: Any, two_shots: list[str]) -> None:
-    for size in sizes(process_group.size):
-        array = hc.empty_shared(size, dtype)
-        given = [values(dtype, (size,), rank) for rank in range(process_group.size)]
-        for name in reductions_of(dtype):
-            array[...] = given[process_group.rank]
-            hc.all_reduce(array, REDUCTIONS[name][0])
-            assert_same(array, reduced(name, given), name, size)
-            by_mpi = dtype in HALVES and name == "PREMUL_SUM"
-            assert two_shots == ["all_reduce"] * (process_group.size > 1 and not by_mpi), (name, size)
-            two_shots.clear()
-
-
-@pytest.mark.parametrize("dtype", NUMERIC, ids=dtype_name)
-def test_reduce_writes_on_the_destination_only(process_group: Group, dtype: Any, two_shots: list[str]) -> None:
-    me, dst = process_group.rank, process_group.size - 1
-    for size in sizes(process_group.size):
-        array = hc.empty_shared(size, dtype)
-        given = [values(dtype, (size,), rank) for rank in range(process_group.size)]
-        for name in reductions_of(dtype):
-            array[...] = given[me]
-            hc.reduce(array, dst, REDUCTIONS[name][0])
-            assert_same(array, reduced(name, given) if me == dst else given[me], name, size)
-            assert two_shots == ["reduce"] * (process_group.size > 1 and name != "PREMUL_SUM"), (name, size)
-            two_shots.clear()
-
-
-@pytest.mark.parametrize("dtype", NUMERIC, ids=dtype_name)
-def test_reduce_scatter_single(process_group: Group, dtype: Any, two_shots: list[str]) -> None:
+def test_reductions(process_group: Group, dtype: Any, name: str, two_shots: list[str]) -> None:
     n, me = process_group.size, process_group.rank
     for size in sizes(n):
-        array = hc.empty_shared((n, size), dtype)
-        given = [values(dtype, (n, size), rank) for rank in range(n)]
-        for name in reductions_of(dtype):
+        array = hc.empty_shared((n, size) if name == "reduce_scatter_single" else size, dtype)
+        given = [values(dtype, array.shape, rank) for rank in range(n)]
+        for op in reductions_of(dtype):
             array[...] = given[me]
-            output = np.zeros(size, dtype)
-            hc.reduce_scatter_single(output, array, REDUCTIONS[name][0])
-            assert_same(output, reduced(name, given)[me], name, size)
-            assert_same(array, given[me], "the input is not changed", name, size)
-            assert two_shots == ["reduce_scatter_single"] * (n > 1 and name != "PREMUL_SUM"), (name, size)
+            expected = reduced(op, given)
+            if name == "all_reduce":
+                hc.all_reduce(array, REDUCTIONS[op][0])
+            elif name == "reduce":
+                hc.reduce(array, n - 1, REDUCTIONS[op][0])
+                expected = expected if me == n - 1 else given[me]
+            else:
+                output = np.zeros(size, dtype)
+                hc.reduce_scatter_single(output, array, REDUCTIONS[op][0])
+                assert_same(output, expected[me], op, size)
+                expected = given[me]  # the input is not changed
+            assert_same(array, expected, op, size)
+            by_mpi = op == "PREMUL_SUM" and (dtype in HALVES or name != "all_reduce")
+            assert two_shots == [name] * (n > 1 and not by_mpi), (op, size)
             two_shots.clear()
 
 
