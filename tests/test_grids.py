@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from itertools import permutations, product
 from math import prod
 from typing import Any
@@ -18,12 +17,7 @@ from hpccomm.domains.grids import Grid, Layout, links_between, on_nodes
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 several = pytest.mark.mpi(min_size=2)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def world() -> Iterator[hc.ProcessGroup]:
-    with hc.init_process_group() as group:
-        yield group
+pytestmark = pytest.mark.usefixtures("process_group")
 
 
 def shapes(size: int, axes: int) -> list[tuple[int, ...]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,14 +16,9 @@ from .test_halos import Messages, texts_of_all
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 several = pytest.mark.mpi(min_size=2)
+pytestmark = pytest.mark.usefixtures("process_group")
 
 assert Messages.__name__  # which registers a backend
-
-
-@pytest.fixture(scope="module", autouse=True)
-def world() -> Iterator[hc.ProcessGroup]:
-    with hc.init_process_group() as group:
-        yield group
 
 
 def tiles(rng: np.random.Generator, shape: list[int], parts: int) -> list[list[slice]]:

@@ -18,6 +18,8 @@ from hpccomm.core.backend import FastPath
 from hpccomm.mpi import sparse_exchange
 from hpccomm.mpi.sparse_exchange import SMALL, ConsensusExchange
 
+from .hooks import Noted
+
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 several = pytest.mark.mpi(min_size=2)
 
@@ -301,16 +303,6 @@ def test_an_error_is_that_of_the_exchange_it_came_in(monkeypatch: pytest.MonkeyP
     group.destroy()
 
 
-class Names(list[str]):
-    """A hook: with it a rank goes through the checks."""
-
-    def begin(self, operation: Any) -> None:
-        self.append(operation.name)
-
-    def end(self, operation: Any) -> None:
-        pass
-
-
 MANY = (np.empty((0,) * 32, "i2"),) * 2000  # their shapes alone take more than 512 KiB
 NOT_ORDINARY: dict[str, Any] = {
     "a dtype of its own": lambda given: {to: np.array([(1, 2.5)], "i4,f8") for to in given},
@@ -328,7 +320,7 @@ def test_one_rank_is_not_ordinary(what: str, world: hc.ProcessGroup) -> None:
     def arrays(source: int) -> dict[int, Any]:
         return {to: np.array([source, to]) for to in range(SIZE)}
 
-    hook = Names()
+    hook = Noted()
     for odd in range(SIZE):
         given = NOT_ORDINARY[what](arrays(RANK)) if odd == RANK else arrays(RANK)
         with world.register_hook(hook) if what == "a hook" and odd == RANK else nullcontext():
@@ -344,7 +336,7 @@ def test_one_rank_is_not_ordinary(what: str, world: hc.ProcessGroup) -> None:
         everybody = np.array([RANK])
         hc.all_reduce(everybody)  # and the ranks are together after it
         assert everybody == SIZE * (SIZE - 1) // 2
-    assert hook == (["all_to_all_sparse"] if what == "a hook" else [])
+    assert hook.names == (["all_to_all_sparse"] if what == "a hook" else [])
 
 
 @pytest.mark.parametrize("way", ["node"], indirect=True)

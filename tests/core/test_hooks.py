@@ -11,6 +11,8 @@ import pytest
 
 import hpccomm as hc
 
+from ..hooks import Noted
+
 pytestmark = pytest.mark.usefixtures("process_group")
 
 
@@ -57,22 +59,13 @@ def test_the_end_of_an_asynchronous_operation_is_when_it_has_ended(process_group
 
 
 def test_what_describes_an_operation(process_group: hc.ProcessGroup) -> None:
-    n = process_group.size
-    seen: list[hc.Operation] = []
-
-    class Note:
-        def begin(self, operation: hc.Operation) -> None:
-            seen.append(operation)
-
-        def end(self, operation: hc.Operation) -> None:
-            pass
-
-    with process_group.register_hook(Note()):
+    n, noted = process_group.size, Noted()
+    with process_group.register_hook(noted):
         hc.reduce(np.zeros(3, np.float32), group_dst=n - 1, op="max")
         hc.all_gather([np.zeros(2) for _ in range(n)], np.zeros(2), async_op=True).wait()
         hc.irecv(np.zeros(1), group_src=0, tag=5).abort()
         hc.barrier()
-    reduce, gather, recv, barrier = seen
+    reduce, gather, recv, barrier = noted.begun
     assert (reduce.group, reduce.device, reduce.async_op) == (process_group, "cpu", False)
     assert (reduce.peer, reduce.op, reduce.nbytes) == (n - 1, hc.ReduceOp.MAX, 12)
     assert (gather.nbytes, len(gather.arrays), gather.async_op, gather.op) == (16 * (n + 1), n + 1, True, None)
@@ -135,16 +128,11 @@ def test_who_has_seen_the_begin_sees_the_end(process_group: hc.ProcessGroup) -> 
 
 
 def test_a_block_is_described_by_what_it_collected(process_group: hc.ProcessGroup) -> None:
-    seen: list[hc.Operation] = []
-
-    class Note(Log):
-        def begin(self, operation: hc.Operation) -> None:
-            seen.append(operation)
-
-    with process_group.register_hook(Note()), hc.coalescing():
+    noted = Noted()
+    with process_group.register_hook(noted), hc.coalescing():
         hc.all_reduce(np.ones(4))
         hc.all_reduce(np.ones(2))
-    (block,) = seen
+    (block,) = noted.begun
     assert (block.name, block.nbytes, len(block.arrays)) == ("coalescing", 48, 2)
 
 

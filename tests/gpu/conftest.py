@@ -122,6 +122,14 @@ def _no_context_on_the_gpu_of_another_rank(request: pytest.FixtureRequest) -> It
 
 
 @pytest.fixture
+def no_world_left() -> Iterator[None]:
+    """Destroy the world that a test has made and left."""
+    yield
+    if hc.is_initialized():
+        hc.destroy_process_group()
+
+
+@pytest.fixture
 def machine() -> Iterator[Any]:
     """The stand-in's machine, for tests of what no real one does on demand; its settings are reset afterwards."""
     if gpus.is_real():

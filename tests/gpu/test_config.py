@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from hpccomm.nccl import libnccl
 from . import gpus
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+pytestmark = pytest.mark.usefixtures("no_world_left")
 GPU = {"device_id": gpus.own()}
 
 
@@ -24,13 +24,6 @@ GPU = {"device_id": gpus.own()}
 def machine(machine: Any) -> Any:
     machine.version = 23100
     return machine
-
-
-@pytest.fixture(autouse=True)
-def _no_world_left() -> Iterator[None]:
-    yield
-    if hc.is_initialized():
-        hc.destroy_process_group()
 
 
 def configured(machine: Any) -> list[str]:

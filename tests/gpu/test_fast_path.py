@@ -18,6 +18,7 @@ from hpccomm.nccl import types
 from hpccomm.nccl.connection import Connection
 
 from ..arrays import assert_same, contiguous, strided
+from ..hooks import Noted
 from . import gpus
 
 TIMES_TWO = hc.ReduceOp.PREMUL_SUM(2)
@@ -253,23 +254,13 @@ def test_operations_are_numbered_with_all_others(process_group: hc.ProcessGroup,
     assert len(plans) == 1
 
 
-class Names:
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def begin(self, operation: Any) -> None:
-        self.names.append(operation.name)
-
-    def end(self, operation: Any) -> None:
-        self.names.append("end")
-
-
 def test_hooks_see_every_operation(process_group: hc.ProcessGroup, plans: list[bool]) -> None:
-    hook = Names()
-    with process_group.register_hook(hook):
+    noted = Noted()
+    with process_group.register_hook(noted):
         hc.all_reduce(Arrays(process_group).one)
     hc.all_reduce(Arrays(process_group).one)
-    assert hook.names == ["all_reduce", "end"]
+    assert noted.names == ["all_reduce"]
+    assert noted.ended == noted.begun
     assert len(plans) == 1
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,13 +20,7 @@ from ..launch import until
 from . import gpus
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
-
-
-@pytest.fixture(autouse=True)
-def _no_world_left() -> Iterator[None]:
-    yield
-    if hc.is_initialized():
-        hc.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("no_world_left")
 
 
 # -- connecting --------------------------------------------------------------------------------------

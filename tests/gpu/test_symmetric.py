@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,14 +15,8 @@ from ..arrays import assert_same
 from . import gpus
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+pytestmark = pytest.mark.usefixtures("no_world_left")
 GPU = {"device_id": gpus.own()}
-
-
-@pytest.fixture(autouse=True)
-def _no_world_left() -> Iterator[None]:
-    yield
-    if hc.is_initialized():
-        hc.destroy_process_group()
 
 
 @pytest.mark.parametrize("on_timeout", ["abort", "raise"])

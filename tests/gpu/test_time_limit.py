@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,14 +18,8 @@ from ..arrays import assert_same
 from . import gpus
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+pytestmark = pytest.mark.usefixtures("no_world_left")
 NEEDS_TWO = pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
-
-
-@pytest.fixture(autouse=True)
-def _no_world_left() -> Iterator[None]:
-    yield
-    if hc.is_initialized():
-        hc.destroy_process_group()
 
 
 def test_a_group_whose_time_outs_are_errors_does_not_block(machine: Any) -> None:

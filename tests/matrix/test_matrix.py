@@ -21,6 +21,7 @@ from hpccomm.core import registry
 from hpccomm.core.operation_list import OF_GRIDS, OF_SEVERAL, OPERATIONS
 from hpccomm.mpi import create
 
+from ..hooks import Noted
 from .cases import (
     GOOD,
     MESSAGES,
@@ -51,20 +52,6 @@ def has_form(name: str, form: str) -> bool:
 
 EVERY = [(name, form) for name in NAMES for form in FORMS if has_form(name, form)]
 every_form = pytest.mark.parametrize(("name", "form"), EVERY, ids=[f"{name}-{form}" for name, form in EVERY])
-
-
-class Note:
-    """A hook that notes what begins and ends."""
-
-    def __init__(self) -> None:
-        self.begun: list[hc.Operation] = []
-        self.ended: list[hc.Operation] = []
-
-    def begin(self, operation: hc.Operation) -> None:
-        self.begun.append(operation)
-
-    def end(self, operation: hc.Operation) -> None:
-        self.ended.append(operation)
 
 
 @pytest.fixture(params=["world", "sub-group", "custom backend"])
@@ -173,7 +160,7 @@ def numbers(group: hc.ProcessGroup) -> tuple[int, int]:
 def test_a_good_call_is_right_and_one_operation(name: str, form: str, group: Any) -> None:
     if group is None or goes_to_itself(name, form, group):
         return
-    note, opposite = Note(), None
+    note, opposite = Noted(), None
     gathers = 1 if name in OF_SEVERAL else 0
     refused = form == "coalescing" and not OPERATIONS[name].is_collected
     if gathers and not refused:  # the first time there is one more
@@ -232,7 +219,7 @@ def share_memory(name: str, form: str, how: str, group: hc.ProcessGroup) -> None
             for _ in range(200):  # until what the others send has come, if it comes alone
                 group.comm.Iprobe()
                 os.sched_yield()
-        with group.register_hook(Note()) if hooked else nullcontext():
+        with group.register_hook(Noted()) if hooked else nullcontext():
             perform(name, form, group, fine)
 
 

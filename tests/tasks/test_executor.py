@@ -18,6 +18,7 @@ import hpccomm as hc
 import hpccomm.debug
 from hpccomm.tasks.messages import RemoteTraceback
 
+from ..hooks import Noted
 from ..launch import until
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -58,21 +59,7 @@ def in_words(number: int) -> str:
     return str(number)
 
 
-class Seen:
-    """A hook that keeps the tasks that have ended."""
-
-    def __init__(self) -> None:
-        self.tasks: list[hc.Operation] = []
-
-    def begin(self, operation: hc.Operation) -> None:
-        pass
-
-    def end(self, operation: hc.Operation) -> None:
-        if operation.name == "task":
-            self.tasks.append(operation)
-
-
-class Refuses(Seen):
+class Refuses(Noted):
     """A hook that keeps a task from being done."""
 
     def begin(self, operation: hc.Operation) -> None:
@@ -337,28 +324,29 @@ def test_the_initializer_is_called_once_by_each_worker() -> None:
 
 def test_hooks_and_recordings_have_the_tasks_of_their_rank() -> None:
     group = hc.new_group()
-    seen = Seen()
+    noted = Noted()
     before = group.message_number
-    with hpccomm.debug.record(), group.register_hook(seen), hc.executor(group) as executor:
+    with hpccomm.debug.record(), group.register_hook(noted), hc.executor(group) as executor:
         if executor is not None:
             assert list(executor.map(square, range(9))) == [x * x for x in range(9)]
             with pytest.raises(LookupError):
                 executor.submit(in_words, 7).result()
+    tasks = [each for each in noted.ended if each.name == "task"]
     records = [each for each in hpccomm.debug.recorded() if each.name == "task"]
     assert [(each.number, each.details, each.state) for each in records] == [
         (before + place + 1, str(each.arguments["call"]), "completed" if each.error is None else "failed")
-        for place, each in enumerate(seen.tasks)
+        for place, each in enumerate(tasks)
     ]
     assert all(each.group_name == group.name and each.is_a_message and each.end >= each.begin for each in records)
     assert group.message_number == before + len(records)
-    for each in seen.tasks:
+    for each in tasks:
         assert each.arrays == []
         if each.arguments["call"].fn is in_words:
             assert isinstance(each.error, LookupError)
         else:  # of map: a chunk of one call
             assert [f"square({math.isqrt(result)})" for result in each.outcome] == [str(each.arguments["call"])]
     done: list[list[str]] = [[]] * group.size
-    hc.all_gather_object(done, [str(each.arguments["call"]) for each in seen.tasks])
+    hc.all_gather_object(done, [str(each.arguments["call"]) for each in tasks])
     assert sorted(itertools.chain(*done)) == sorted([f"square({x})" for x in range(9)] + ["in_words(7)"])
     assert group.size == 1 or done[0] == []
 
