@@ -16,17 +16,14 @@ from ..arrays import (
     ALL_DTYPES,
     LAYOUTS,
     NUMERIC,
-    REDUCTIONS,
     assert_same,
-    contiguous,
     dtype_name,
-    reduced,
     reductions_of,
-    strided,
-    values,
 )
+from ..calls import On, perform
 from ..matrix.cases import GOOD, WITH_OUTPUTS, function
-from ..matrix.test_matrix import Opposite, every_overlap, goes_to_itself, has_form, perform, share_memory
+from ..matrix.test_matrix import Opposite, every_overlap, goes_to_itself, has_form, share_memory
+from ..matrix.test_matrix import perform as perform_form
 from ..test_collectives import Groups
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -36,16 +33,6 @@ every_dtype = pytest.mark.parametrize("dtype", ALL_DTYPES, ids=dtype_name)
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 SHAPES: list[tuple[int, ...]] = [(), (0,), (5,), (3, 4)]
 LACKING = ("scan", "exscan", "empty_shared", "fence")
-
-
-def call(function: Any, *arguments: Any, async_op: bool, **options: Any) -> None:
-    """Run an operation to its end, and check what it returns."""
-    work = function(*arguments, async_op=async_op, **options)
-    assert work.wait() and work.is_success() if async_op else work is None
-
-
-def contributions(group: hc.ProcessGroup, dtype: Any, shape: tuple[int, ...]) -> list[Any]:
-    return [values(dtype, shape, rank) for rank in group.ranks]
 
 
 def lacks(name: str, dtype: Any) -> bool:
@@ -60,106 +47,40 @@ def lacks(name: str, dtype: Any) -> bool:
 # -- the operations ----------------------------------------------------------------------------------
 
 
+def check(how: str, on: On, async_op: bool) -> None:
+    """Make a call whose root is the last rank; `how` is its name, and "uneven" or "stacked"."""
+    name, on.uneven, on.stacked, on.root = how.partition(",")[0], "uneven" in how, "stacked" in how, on.n - 1
+    for actual, expected in perform(name, on, async_op):
+        assert_same(actual, expected, how, on, async_op)
+
+
+@pytest.mark.parametrize("how", [
+    "all_reduce", "reduce", "reduce_scatter", "reduce_scatter, uneven", "reduce_scatter_single",
+])  # fmt: skip
 @numeric
-def test_reductions(groups: Groups, dtype: Any) -> None:
-    for name in reductions_of(dtype):
-        op = REDUCTIONS[name][0]
+def test_reductions(groups: Groups, dtype: Any, how: str) -> None:
+    for op in reductions_of(dtype):
         for group in groups:
             for i, layout in enumerate(LAYOUTS):
-                shape, async_op = SHAPES[i % len(SHAPES)], i % 2 == 1
-                given = contributions(group, dtype, shape)
-                array, root = layout(given[group.rank]), group.size - 1
-                if lacks(name, dtype):
+                on, async_op = On(group, dtype, SHAPES[i % len(SHAPES)], op, layout), i % 2 == 1
+                if not lacks(op, dtype):
+                    check(how, on, async_op)
+                elif how == "all_reduce":
+                    array, given = layout(on.given()[on.me]), on.given()[on.me]
                     with pytest.raises(hc.UnsupportedOperationError, match=f"all_reduce: gloo can't reduce {dtype}"):
-                        hc.all_reduce(array, op, group)
-                    assert_same(array, given[group.rank], "untouched")
-                    continue
-                call(hc.all_reduce, array, op, group=group, async_op=async_op)
-                assert_same(array, reduced(name, given), name, layout, shape, group)
-                array = layout(given[group.rank])
-                call(hc.reduce, array, op=op, group_dst=root, group=group, async_op=async_op)
-                expected = reduced(name, given) if group.rank == root else given[group.rank]
-                assert_same(array, expected, name, layout, shape, group)
+                        hc.all_reduce(array, **on.ops, group=group)
+                    assert_same(array, given, "untouched")
 
 
-@numeric
-def test_reduce_scatter(groups: Groups, dtype: Any) -> None:
-    for name in reductions_of(dtype):
-        if lacks(name, dtype):
-            continue
-        op = REDUCTIONS[name][0]
-        for group in groups:
-            for layout, length in ((contiguous, 3), (strided, 3), (contiguous, 0)):
-                rows = contributions(group, dtype, (group.size * length,))
-                expected = reduced(name, rows)[group.rank * length :][:length]
-                array, out = layout(rows[group.rank]), layout(np.zeros(length, dtype))
-                call(hc.reduce_scatter_single, out, array, op, group=group, async_op=length == 0)
-                assert_same(out, expected, name, layout)
-                assert_same(array, rows[group.rank], "an input is only read")
-            # parts of different sizes
-            lists = [[values(dtype, (r + 1,), rank, r) for r in range(group.size)] for rank in group.ranks]
-            out = np.zeros(group.rank + 1, dtype)
-            call(hc.reduce_scatter, out, lists[group.rank], op, group=group, async_op=False)
-            assert_same(out, reduced(name, [each[group.rank] for each in lists]), name)
-
-
+@pytest.mark.parametrize("how", [
+    "broadcast", "all_gather", "all_gather, uneven", "gather", "gather, uneven", "scatter", "scatter, uneven",
+    "all_gather_single, stacked", "all_to_all, uneven", "all_to_all_single, stacked", "all_to_all_single, uneven",
+])  # fmt: skip
 @every_dtype
-def test_arrays_that_are_only_moved(groups: Groups, dtype: Any) -> None:
+def test_moving(groups: Groups, dtype: Any, how: str) -> None:
     for group in groups:
-        me, n = group.rank, group.size
         for i, layout in enumerate(LAYOUTS):
-            shape, async_op = SHAPES[i % len(SHAPES)], i % 2 == 1
-            how: dict[str, Any] = {"group": group, "async_op": async_op}
-            given = contributions(group, dtype, shape)
-            mine = layout(given[me])
-            array = layout(given[me])
-            call(hc.broadcast, array, group_src=n - 1, **how)
-            assert_same(array, given[n - 1], "broadcast", layout)
-            outs = [layout(np.zeros(shape, dtype)) for _ in range(n)]
-            call(hc.all_gather, outs, mine, **how)
-            for out, expected in zip(outs, given):
-                assert_same(out, expected, "all_gather", layout)
-            gathered = [layout(np.zeros(shape, dtype)) for _ in range(n)]
-            call(hc.gather, mine, gathered if me == 0 else None, group_dst=0, **how)
-            for out, expected in zip(gathered, given if me == 0 else gathered):
-                assert_same(out, expected, "gather", layout)
-            out = layout(np.zeros(shape, dtype))
-            call(hc.scatter, out, [layout(each) for each in given] if me == 0 else None, group_src=0, **how)
-            assert_same(out, given[me], "scatter", layout)
-            whole = layout(np.zeros((n, *shape), dtype))
-            call(hc.all_gather_single, whole, mine, **how)
-            assert_same(whole, np.stack(given), "all_gather_single", layout)
-            rows = [np.stack([values(dtype, shape, rank, r) for r in range(n)]) for rank in group.ranks]
-            exchanged = layout(np.zeros((n, *shape), dtype))
-            call(hc.all_to_all_single, exchanged, layout(rows[me]), **how)
-            assert_same(exchanged, np.array([each[me] for each in rows], dtype), "all_to_all_single", layout)
-
-
-@every_dtype
-def test_parts_of_different_sizes(groups: Groups, dtype: Any) -> None:
-    for group in groups:
-        me, n = group.rank, group.size
-        given = [values(dtype, (rank,), rank) for rank in range(n)]
-        outs = [np.zeros(rank, dtype) for rank in range(n)]
-        hc.all_gather(outs, given[me], group=group)
-        for out, expected in zip(outs, given):
-            assert_same(out, expected)
-        gathered = [np.zeros(rank, dtype) for rank in range(n)] if me == 0 else None
-        hc.gather(given[me], gathered, group_dst=0, group=group)
-        for out, expected in zip(gathered or (), given):
-            assert_same(out, expected)
-        out = np.zeros(me, dtype)
-        hc.scatter(out, given if me == 0 else None, group_src=0, group=group)
-        assert_same(out, given[me])
-        table = [[values(dtype, (1 + rank + 2 * r,), rank, r) for r in range(n)] for rank in range(n)]
-        received = [np.zeros(1 + rank + 2 * me, dtype) for rank in range(n)]
-        hc.all_to_all(received, table[me], group=group)
-        for rank, out in enumerate(received):
-            assert_same(out, table[rank][me])
-        flat = np.zeros(sum(map(len, received)), dtype)
-        sizes = [len(each) for each in received], [len(each) for each in table[me]]
-        hc.all_to_all_single(flat, np.concatenate(table[me]), *sizes, group=group)
-        assert_same(flat, np.concatenate(received))
+            check(how, On(group, dtype, SHAPES[i % len(SHAPES)], layout=layout), i % 2 == 1)
 
 
 FORMS = ["ordinary", "async", "persistent", "coalescing"]
@@ -176,7 +97,7 @@ def test_every_form_of_every_operation(groups: Groups, name: str, form: str) -> 
         if alone or goes_to_itself(name, form, group):
             continue
         opposite = Opposite(name, group)
-        perform(name, form, group)
+        perform_form(name, form, group)
         opposite.finish()
 
 
