@@ -12,7 +12,6 @@ from ..errors import UnsupportedOperationError, here
 from .work import JoinedWork, Work
 
 if TYPE_CHECKING:
-    from .door import Door
     from .options import BackendOptions
     from .persistent_work import PersistentWork
     from .reduce_op import ReduceOp
@@ -32,13 +31,13 @@ class FastPath:
 
     is_open = False  # not in this class
     node_part = 0  # bytes that a rank may put into memory of the node at once; 0 while it has none with others
-    door: Door
+    door: Any
     count = 0  # collectives done; they are numbered with all others
     messages = 0  # messages done, likewise
     passed_collectives = passed_messages = 0  # those that did not take it: the door's numbers
     place = 0  # in the ring of the compiled room, where that remembers the last operations
 
-    def attach(self, door: Door) -> None:
+    def attach(self, door: Any) -> None:
         """Belong to a group's door: it identifies errors, and follows what is in flight."""
         self.door = door
 
@@ -79,9 +78,9 @@ class GPUFastPath:
     False. This class leaves all of them to the backend.
     """
 
-    door: Door
+    door: Any
 
-    def attach(self, door: Door) -> None:
+    def attach(self, door: Any) -> None:
         """Belong to a group's door, which counts the operations."""
         self.door = door
 

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from .door import Door
+    from .options import Membership
     from .work import Work
+
+
+class Follower(Protocol):
+    """What a Work needs of the door of its group."""
+
+    group: Membership | None
+    in_flight: dict[Work, None]
+
+    def ended(self, work: Work, status: Any) -> None: ...  # noqa: D102
+    def identify(self, error: Any, operation: str, number: int) -> None: ...  # noqa: D102
 
 
 class Flight(NamedTuple):
     """The operation of a Work, and its group. It never changes; `debug/` reads it too, from any thread."""
 
-    door: Door  # or Nobody
+    door: Follower
     op_type: str = ""
     number: int = 0  # among the collectives, or the messages, of the group on this rank
     result: Any = None  # the value of `Work.result`
@@ -36,7 +46,7 @@ class Nobody:
     identify = ended
 
 
-NOT_FOLLOWED = Flight(cast("Door", Nobody()))
+NOT_FOLLOWED = Flight(Nobody())
 
 # NamedTuple's own constructor is a function in Python, and there is one Flight for every asynchronous operation.
 flight_of = partial(tuple.__new__, Flight)

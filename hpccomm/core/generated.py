@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from numpy import ndarray
 
 from . import calls
-from .annotations import Array, Arrays, SplitSizes, asynchronous_method
+from .annotations import Array, Arrays, SplitSizes
 from .calls import Call, has_list, peer_number, rank, refuse_average, tag_number
 from .checks import (
     alike,
@@ -30,7 +30,7 @@ from .door import Door
 from .members import Members
 from .options import Membership
 from .reduce_op import SUM, ReduceOp, ReduceOpLike
-from .work import Work
+from .work import Work, asynchronous_method
 
 if TYPE_CHECKING:
     from .persistent_work import PersistentWork

@@ -12,7 +12,7 @@ from .arrays import count_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from .group import ProcessGroup
+    from .options import Membership
     from .persistent_work import PersistentWork
     from .reduce_op import ReduceOp
 
@@ -57,7 +57,7 @@ class Operation:
     ('broadcast', 12, 0, False)
     """
 
-    group: ProcessGroup
+    group: Membership
     name: str
     sequence_number: int
     device: str

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .group import ProcessGroup
+    from .options import Membership
 
 _registered: dict[str, Callable[..., Any]] = {}
 
@@ -30,12 +30,12 @@ def group_coming() -> None:
     _call("coming")
 
 
-def new_group(group: ProcessGroup) -> None:
+def new_group(group: Membership) -> None:
     """Announce a new group, on every rank of it."""
     _call("made", group)
 
 
-def group_gone(group: ProcessGroup) -> None:
+def group_gone(group: Membership) -> None:
     """Announce that the ranks of a group have met to destroy it; its communicator is still there."""
     _call("gone", group)
 

@@ -12,14 +12,14 @@ from numpy import ndarray
 
 from ..errors import here
 from . import calls, generated
-from .annotations import Array, Slices, SplitSizes, asynchronous_method
+from .annotations import Array, Slices, SplitSizes
 from .arrays import is_sparse
 from .calls import Call
 from .generated import GeneratedOperations
 from .late import REDISTRIBUTION, REPRODUCIBLE_SUM, late
 from .reduce_op import SUM, ReduceOp, ReduceOpLike
 from .registry import OBJECTS
-from .work import Work
+from .work import Work, asynchronous_method
 
 if TYPE_CHECKING:
     from .persistent_work import PersistentWork

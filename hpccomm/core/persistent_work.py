@@ -17,9 +17,8 @@ from .timeouts import as_seconds
 from .work import CompletedWork, Work, is_of_a_signal_handler
 
 if TYPE_CHECKING:
-    from .door import Door
-    from .group import ProcessGroup
     from .hooks import Operation
+    from .options import Membership
 
 
 class PersistentWork:
@@ -54,7 +53,7 @@ class PersistentWork:
     op_type = ""
     output: Any = None
     number = 0  # of its set-up, where the ranks compare that
-    door: Door | None = None  # of the group that frees it when it is destroyed
+    door: Any = None  # of the group that frees it when it is destroyed
     call: Call  # of each start
     operation: Operation | None = None  # for hooks, while it is active
     was_asked = False  # since the watchdog has looked, which sets it back
@@ -64,14 +63,14 @@ class PersistentWork:
     _freed = False
     _refusal: Exception | None = None  # of `wait`, in a process that was forked while it was in flight
 
-    def belong_to(self, door: Door, call: Call, number: int) -> None:
+    def belong_to(self, door: Any, call: Call, number: int) -> None:
         """Make this the persistent form of `call`, in the group of this door."""
         self.door, self.number, self._timeout = door, number, door.timeout
         self.op_type, self.output = call.name, call.result
         self.call = Call((f"{call.name}{START}", call.device, self, call.arguments))
 
     @property
-    def group(self) -> ProcessGroup | None:
+    def group(self) -> Membership | None:
         """The group of which it is an operation."""
         return None if self.door is None else self.door.group
 

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ..errors import here
 from .arrays import BUILT_IN_DEVICES, known_devices
 from .c10d_names import c10d_names
 from .late import GLOO, GLOO_NEEDS, MPI, NCCL, NCCL_NEEDS, late
 
-if TYPE_CHECKING:
-    from .backend import Backend
-
 DEFAULT_DEVICE_MAP = {"cpu": "mpi", "cuda": "nccl"}
-Creator = Callable[..., "Backend"]
+
+
+class Made(Protocol):
+    """What a creator returns: a `Backend`."""
+
+    rank: int
+    size: int
+
+    def close(self) -> None: ...  # noqa: D102
+
+
+Creator = Callable[..., Made]
 
 
 class Registered:

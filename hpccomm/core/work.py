@@ -20,9 +20,13 @@ from .observers import who_is_late
 from .timeouts import as_seconds, pause, pauses
 
 if TYPE_CHECKING:
+    from typing import Concatenate, Literal, ParamSpec, Protocol, TypeAlias, TypeVar
+
+    from typing_extensions import Unpack
+
     from .future import Future, WorkFuture
-    from .group import ProcessGroup
     from .hooks import Operation
+    from .options import Membership
 
 
 class WorkStatus(enum.Enum):
@@ -121,7 +125,7 @@ class Work:
     is_driven = False  # by the progress thread, because a callback of its Future waits
     op_type: str = property(attrgetter("flight.op_type"))  # type: ignore[assignment]  # these are C, no further frame
     sequence_number: int = property(attrgetter("flight.number"))  # type: ignore[assignment]
-    group: ProcessGroup | None = property(attrgetter("flight.door.group"))  # type: ignore[assignment]
+    group: Membership | None = property(attrgetter("flight.door.group"))  # type: ignore[assignment]
     _status = IN_FLIGHT
     _finish: Callable[[], None] | None = None  # what is left to do when the transport is done: unpack, divide ...
     _busy = False  # a thread is at it
@@ -391,7 +395,7 @@ class Work:
                         self.fail(self.translate_error(error))
                         if self.error is not error:
                             self.error.__cause__ = error  # type: ignore[union-attr]
-                        self.flight.door.identify(self.error, self.op_type, self.sequence_number)  # type: ignore[arg-type]
+                        self.flight.door.identify(self.error, self.op_type, self.sequence_number)
                     self._finish = self.alive = None
                 if self._status is not IN_FLIGHT:
                     flight = self.flight
@@ -531,3 +535,45 @@ def is_of_a_signal_handler(error: BaseException) -> bool:
                 return True
         interrupted, trace = trace.tb_frame, trace.tb_next
     return False
+
+
+if TYPE_CHECKING:
+    P = ParamSpec("P")
+    Rest = ParamSpec("Rest")
+    First = TypeVar("First")
+    Blocking = TypeVar("Blocking", covariant=True)  # the result without async_op
+
+    class Asynchronous(Protocol[P, Blocking]):
+        """A function that returns a Work if `async_op` is true; of such calls only the first argument is checked."""
+
+        @overload
+        def __call__(
+            self: _Given[First, Rest], _: First, /, *__: Any, async_op: Literal[True], **named: Any
+        ) -> Work: ...
+        @overload
+        def __call__(self, *, async_op: Literal[True], **named: Any) -> Work: ...
+        @overload
+        def __call__(self, *_: Unpack[tuple[Unpack[tuple[Any, ...]], Literal[True]]]) -> Work: ...
+        @overload
+        def __call__(
+            self: _Given[First, Rest], _: First, /, *__: Any, async_op: Literal[False], **named: Any
+        ) -> Blocking: ...
+        @overload
+        def __call__(
+            self: _Given[First, Rest], _: First, /, *__: Any, async_op: bool, **named: Any
+        ) -> Blocking | Work: ...
+        @overload
+        def __call__(self, *_: P.args, **named: P.kwargs) -> Blocking: ...
+
+    _Given: TypeAlias = "Asynchronous[Concatenate[First, Rest], Any]"
+
+    class _Method(Protocol[P, Blocking]):
+        def __get__(self, group: object, kind: Any) -> Asynchronous[P, Blocking]: ...
+
+    def asynchronous_method(method: Callable[Concatenate[Any, P], Blocking | Work]) -> _Method[P, Blocking]: ...  # noqa: D103
+
+else:
+
+    def asynchronous_method(method: Any) -> Any:
+        """Return the method as it is; type checkers see that `async_op` decides what it returns."""
+        return method

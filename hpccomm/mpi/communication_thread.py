@@ -15,18 +15,16 @@ import atexit
 import queue
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpi4py import MPI
 
+from ..core.backend import Backend
 from ..core.progress import look_now
 from ..core.work import Work
 from ..job import failures, tags
 from ..job.mpi_library import private, release
 from .works import as_backend_error
-
-if TYPE_CHECKING:
-    from .backend import MPIBackend
 
 LONGEST_GOODBYE = 5.0  # seconds, at the end of a program that has not waited for its operations
 
@@ -39,10 +37,10 @@ class CommunicationThread:
     thread ever waits for the work of the other.
     """
 
-    def __init__(self, comm: MPI.Intracomm, make: Callable[[MPI.Intracomm], MPIBackend]) -> None:
+    def __init__(self, comm: MPI.Intracomm, make: Callable[[MPI.Intracomm], Backend]) -> None:
         self._comm = comm
         self._make = make
-        self._backend: MPIBackend | None = None
+        self._backend: Any = None
         self._thread: threading.Thread | None = None
         self._launched: queue.SimpleQueue[ThreadWork | None] = queue.SimpleQueue()
 
@@ -116,7 +114,7 @@ class ThreadWork(Work):
         self._done = threading.Event()
         self._raised: Exception | None = None
 
-    def run(self, backend: MPIBackend | None, failure: Exception | None) -> None:
+    def run(self, backend: Backend | None, failure: Exception | None) -> None:
         """Do the operation, or fail with `failure`; called by the thread."""
         try:
             if failure is not None:

@@ -25,6 +25,7 @@ from .fast_path import RUN_BYTES, MPIFastPath
 from .works import MPIWork, as_backend_error, wrong_length
 
 if TYPE_CHECKING:
+    from ..core.door import Door
     from .shared_memory import Mapping, Window
 
 LARGEST_SLOT = 512 << 10  # bytes
@@ -66,6 +67,7 @@ def cores_of(comm: MPI.Intracomm) -> int:
 class CompiledFastPath(room.FastPath, MPIFastPath):
     """The compiled fast path of one group; what raises is here."""
 
+    door: Door
     is_open = True
     _memory: Window | Mapping | None = None
 
