@@ -9,7 +9,7 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
-from hpccomm.domains import kept
+from hpccomm.domains import cache
 from hpccomm.domains.redistribution import Layouts
 
 from .test_halos import Messages, texts_of_all
@@ -134,7 +134,7 @@ def test_a_transpose_of_all_ranks() -> None:
 def test_layouts_that_come_again() -> None:
     n = 6 * SIZE
     with hc.new_group() as group:
-        for seed in [*range(kept.MOST + 2), 0, kept.MOST + 1, 1]:  # more than are kept
+        for seed in [*range(cache.MOST + 2), 0, cache.MOST + 1, 1]:  # more than are kept
             rng = np.random.default_rng(seed)
             have, want = (rng.permutation(SIZE) for _ in range(2))
             input, output = np.arange(6) + 6 * have[RANK], np.empty(6, int)
@@ -146,7 +146,7 @@ def test_layouts_that_come_again() -> None:
 def test_kept_layouts_are_the_same_on_all_ranks_whatever_halos_they_have() -> None:
     with hc.new_grid(0) as grid:
         boxes = slice(2 * RANK, 2 * RANK + 2), slice(2 * RANK, 2 * RANK + 2)
-        for cells in range(2, kept.MOST + 4):
+        for cells in range(2, cache.MOST + 4):
             hc.redistribute(np.zeros(2), np.zeros(2), *boxes, group=grid)
             hc.halo_exchange(np.zeros(cells if RANK else 2), grid, width=0)  # of one shape, or of many
         seen = [0] * SIZE

@@ -32,7 +32,7 @@ class Flight(NamedTuple):
     tag: int | None = None  # of a message
 
 
-class Nobody:
+class NullDoor:
     """The door of a Work that no group follows: a part of another one, or one that a program has made."""
 
     group: Any = None
@@ -46,7 +46,7 @@ class Nobody:
     identify = ended
 
 
-NOT_FOLLOWED = Flight(Nobody())
+NOT_FOLLOWED = Flight(NullDoor())
 
 # NamedTuple's own constructor is a function in Python, and there is one Flight for every asynchronous operation.
 flight_of = partial(tuple.__new__, Flight)

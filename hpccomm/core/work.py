@@ -49,7 +49,7 @@ class WorkStatus(enum.Enum):
 
 IN_FLIGHT = WorkStatus.IN_FLIGHT  # a look-up in an Enum is slow
 COMPLETED = WorkStatus.COMPLETED
-GATE = threading.Lock()  # around a few stores; nobody calls anything inside
+STATE_LOCK = threading.Lock()  # around a few stores; nobody calls anything inside
 
 
 class Progress(NamedTuple):
@@ -202,11 +202,11 @@ class Work:
                     f"flight, and the timeout has passed. Has every rank of the group made the matching call?{here()}"
                     + (who_is_late() if timeout == self.flight.timeout else "")
                 )
-            self.let_others_go_on()
+            self.make_progress()
             pause(next(looks))
 
-    def let_others_go_on(self) -> bool:
-        """Look at operations for which ranks may wait that this one waits for; return whether there are any.
+    def make_progress(self) -> bool:
+        """Poll this rank's other operations, which ranks that we wait for may need; return whether there are any.
 
         A Work that calls MPI in `poll` need not: MPI makes progress there.
         """
@@ -217,7 +217,7 @@ class Work:
         self.was_asked = True
         if self.has_ended():
             return True
-        self.let_others_go_on()
+        self.make_progress()
         return False
 
     def has_ended(self) -> bool:
@@ -330,7 +330,7 @@ class Work:
         """
         from .future import WorkFuture
 
-        with GATE:
+        with STATE_LOCK:
             if self._future is not None:
                 return self._future
             self._future = future = WorkFuture(self)
@@ -342,7 +342,7 @@ class Work:
 
         An exception of the callback is logged (logger ``hpccomm``), and not raised.
         """
-        with GATE:
+        with STATE_LOCK:
             if self._callbacks is None:
                 self._callbacks = []
             self._callbacks.append(callback)
@@ -378,7 +378,7 @@ class Work:
         """
         mine = False
         try:
-            with GATE:
+            with STATE_LOCK:
                 if not self._busy:
                     self._busy = mine = True
             if mine and not self._told:
@@ -459,9 +459,9 @@ class JoinedWork(Work):
         self.block()
         return True
 
-    def let_others_go_on(self) -> bool:
-        """Do as the first does that has to."""
-        return any(work.let_others_go_on() for work in self._works)
+    def make_progress(self) -> bool:
+        """Let the first Work that can make progress make it."""
+        return any(work.make_progress() for work in self._works)
 
     def block(self) -> None:
         """Wait for all, also where one has failed; raise the error of the first that has."""

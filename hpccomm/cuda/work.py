@@ -108,7 +108,7 @@ class CudaWork(Work):
         self._raise_failure()
         return self._event != 0 and self._ask(self._runtime.is_done)
 
-    def let_others_go_on(self) -> bool:
+    def make_progress(self) -> bool:
         """Let MPI do its part of what is in flight on the host, in any group; return whether something is.
 
         What a GPU waits for may be a rank that waits for it (NCCL's user guide, "MPI Progress").
@@ -128,7 +128,7 @@ class CudaWork(Work):
             return self._rest.synchronize()
         self._raise_failure()
         for gap in pauses():
-            if not self.let_others_go_on() or self._ask(self._runtime.is_done):
+            if not self.make_progress() or self._ask(self._runtime.is_done):
                 break
             pause(gap)
             self._raise_failure()

@@ -69,7 +69,7 @@ class Mailbox:
         return found
 
     def answer(self, asker: bytes, folder: Path, token: str) -> None:
-        """Send the folder of the reports, and the token that those carry which answer the question."""
+        """Send the folder of the reports, and the token that answering reports carry."""
         self._send(json.dumps([os.fspath(folder), token]).encode(), asker)
 
     def wake(self, process: int) -> None:

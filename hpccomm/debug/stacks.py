@@ -204,9 +204,9 @@ def _call_of_another(frame: FrameType, source: Source) -> CallInFlight | None:
 
 
 def _waits_for_requests(innermost: FrameType, exactly: bool) -> Iterator[CallInFlight]:
-    """Yield the calls that a thread waits for where it is in a call of C by which one waits for requests, MPI's Wait.
+    """Yield the pending receives of a thread that is blocked in mpi4py's Wait.
 
-    These are the receives, where there are any: sends may have ended without a wait for them.
+    Without one, it yields the sends: they may have ended without a wait for them.
     """
     for source in SOURCES:
         text = text_of_call(innermost)

@@ -23,8 +23,8 @@ from ..core.persistent_work import PersistentWork
 from ..core.reduce_op import SUM
 from ..core.work import Work
 from ..errors import here
+from .cache import cached
 from .grids import Grid
-from .kept import kept
 
 Direction: TypeAlias = tuple[int, ...]
 Parts: TypeAlias = list[tuple[int, int, tuple[slice, ...]]]  # a rank, the number of an array, and an index of it
@@ -404,7 +404,7 @@ def _begin(
     how = width if type(width) is int else str(width), None if axes is None else str(axes), bool(corners)
     key = name, how, *[(type(view), view.shape, view.dtype) for view in views]
     work_out = partial(_of_shapes, name, views, grid, width, axes, corners)
-    device, cut, widths, *rest = kept(grid, "halo", key, work_out)
+    device, cut, widths, *rest = cached(grid, "halo", key, work_out)
     return Halo(name, grid, device, views, cut, widths, bool(corners), *rest).begin(async_op)
 
 

@@ -21,7 +21,7 @@ from ..core.calls import Call
 from ..core.persistent_work import PersistentWork
 from ..core.work import Work
 from ..errors import here
-from .kept import kept
+from .cache import cached
 
 if TYPE_CHECKING:
     from ..core.non_member import Group
@@ -186,16 +186,16 @@ class Redistribution(NamedTuple):
         """Return what is sent and received; raise on every rank if something does not fit."""
         batch = self.output.shape[: self.output.ndim - len(self.boxes[0])]
         mine = self.fault, self.boxes, self.device, str(self.output.dtype), batch
-        last = kept(self.group, "last redistribution", self.name, Last)
-        told = self._told(last.number if mine == last.told else mine)
+        last = cached(self.group, "last redistribution", self.name, Last)
+        told = self._all_gathered(last.number if mine == last.told else mine)
         if any(each != last.number for each in told):
             if any(type(each) is int for each in told):
-                told = self._told(mine)
+                told = self._all_gathered(mine)
             last.number, last.told, last.parts = last.number + 1, mine, self._compared(told)
         sends, receives = last.parts
         return [(to, self.input[where]) for to, where in sends], [(of, self.output[where]) for of, where in receives]
 
-    def _told(self, mine: Any) -> list[Any]:
+    def _all_gathered(self, mine: Any) -> list[Any]:
         told: list[Any] = [None] * self.group.size
         self.group.all_gather_object(told, mine)
         return told
@@ -212,7 +212,7 @@ class Redistribution(NamedTuple):
             if fault:
                 raise ValueError(f"{self.name}: {fault}{here()}")
         all_boxes = tuple(boxes for _, boxes, *_ in told)
-        return kept(self.group, "redistribute", all_boxes, partial(self._parts, all_boxes))
+        return cached(self.group, "redistribute", all_boxes, partial(self._parts, all_boxes))
 
     def _parts(self, boxes: tuple[tuple[Box, Box], ...]) -> tuple[Parts, Parts]:
         """Return which parts of its arrays this rank sends and receives; every rank has the same `boxes`."""

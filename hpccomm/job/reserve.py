@@ -154,7 +154,7 @@ class Reserve:
         self.spares = frozenset(rank for rank, before in enumerate(members) if before in self.spares)
 
     def _together(self, step: Callable[[], Result]) -> tuple[bool, Result | None]:
-        """Take a step; return whether all ranks that live have, on each the same, and what it has returned."""
+        """Run `step`; return whether it succeeded on every living rank, and its result on this one."""
         from mpi4py import MPI
 
         result, is_done = None, False

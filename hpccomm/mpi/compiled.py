@@ -1,4 +1,4 @@
-"""The fast path and its Works in C (`native/_room.pyx`): what it is given, and what may be slow about it."""
+"""The Python half of the compiled fast path (`native/_room.pyx`): tables, set-up, errors."""
 
 from __future__ import annotations
 

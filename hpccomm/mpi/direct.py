@@ -27,8 +27,8 @@ HARD = 1000  # how much work NumPy may have with the question whether two arrays
 PartsOf = Mapping[int, Sequence[Any]]  # of arrays, by the rank of the node that they go to or come from
 
 
-class Lies(NamedTuple):
-    """Where a part lies, as its rank tells another one."""
+class Location(NamedTuple):
+    """Where a part is in the memory of its rank."""
 
     strides: tuple[int, ...]
     address: int  # in that process
@@ -66,52 +66,52 @@ class DirectCopies:
     ) -> tuple[Copies, Copies]:
         """Return which parts are copied, of those that go and those that come; every rank of the node calls it.
 
-        Others read what goes, and write what comes, at any time: so the one may not lie where anything is `received`,
-        and the other not where something is `sent`, on this node or beyond.
+        Other ranks access these arrays at any time: outgoing parts must not overlap `received`, and incoming parts must
+        not overlap `sent`, on this node or beyond.
         """
         offers = {
             peer: {
-                number: self._lies(piece)
+                number: self._location(piece)
                 for number, piece in enumerate(pieces)
                 if self._is_large(piece) and _is_apart(piece, received)
             }
             for peer, pieces in outgoing.items()
         }
-        offered = self._told(offers)
+        offered = self._all_gathered(offers)
         if not any(offered):
             return {}, {}
         self._windows = self._node.allgather(names())
         if self._pids is None:
             self._pids = processes_of(self._node)
         come: Copies = {}
-        answers: dict[int, dict[int, Lies]] = {}
+        answers: dict[int, dict[int, Location]] = {}
         for peer, pieces in incoming.items():
             come[peer], answers[peer] = {}, {}
             for number, offer in offered[peer].get(self._node.rank, {}).items():
-                answer = self._lies(pieces[number])
+                answer = self._location(pieces[number])
                 copy = self._copy(peer, pieces[number], answer, offer)
                 if copy is not None and _is_apart(pieces[number], sent):
                     come[peer][number], answers[peer][number] = copy, answer
-        answered = self._told(answers)
+        answered = self._all_gathered(answers)
         gone: Copies = {}
         for peer in outgoing:
             taken = answered[peer].get(self._node.rank, {})
             gone[peer] = {number: self._there(peer, answer) for number, answer in taken.items()}
         return gone, come
 
-    def _told(self, parts: dict[int, dict[int, Lies]]) -> list[dict[int, dict[int, Lies]]]:
+    def _all_gathered(self, parts: dict[int, dict[int, Location]]) -> list[dict[int, dict[int, Location]]]:
         return self._node.allgather({peer: each for peer, each in parts.items() if each})
 
     def _is_large(self, piece: Any) -> bool:
         return bool(piece.nbytes >= (self._least if place_of(piece) is None else MAPPED_BYTES))
 
-    def _lies(self, piece: Any) -> Lies:
+    def _location(self, piece: Any) -> Location:
         start, end = extent(piece, address_of(piece))
         reach = self._calls.reach if piece.flags.writeable else self._calls.can_read
         is_reachable = all(reach(os.getpid(), each, 1) for each in (start, end - 1))
-        return Lies(piece.strides, address_of(piece), is_reachable, place_of(piece))
+        return Location(piece.strides, address_of(piece), is_reachable, place_of(piece))
 
-    def _copy(self, peer: int, target: Any, answer: Lies, offer: Lies) -> Copy | None:
+    def _copy(self, peer: int, target: Any, answer: Location, offer: Location) -> Copy | None:
         """Return where this process finds a part for `target`; None: it has to be packed."""
         from ..native._pieces import walk
 
@@ -122,18 +122,18 @@ class DirectCopies:
             is_worth_it = run >= RUN_BYTES and bool(self._pids) and answer.is_reachable and offer.is_reachable
         return self._there(peer, offer) if is_worth_it else None
 
-    def _is_mapped(self, by: int, owner: int, lies: Lies) -> bool:
-        return by == owner or (lies.place is not None and lies.place[0] in self._windows[by])
+    def _is_mapped(self, by: int, owner: int, location: Location) -> bool:
+        return by == owner or (location.place is not None and location.place[0] in self._windows[by])
 
-    def _there(self, peer: int, lies: Lies) -> Copy:
+    def _there(self, peer: int, location: Location) -> Copy:
         """Return how this process reaches what another one has."""
-        if not self._is_mapped(self._node.rank, peer, lies):
+        if not self._is_mapped(self._node.rank, peer, location):
             assert self._pids
-            return Copy(lies.strides, lies.address, self._pids[peer])
+            return Copy(location.strides, location.address, self._pids[peer])
         if peer == self._node.rank:
-            return Copy(lies.strides, lies.address, 0)
-        assert lies.place is not None
-        return Copy(lies.strides, mapped(lies.place), 0)
+            return Copy(location.strides, location.address, 0)
+        assert location.place is not None
+        return Copy(location.strides, mapped(location.place), 0)
 
 
 def _is_apart(piece: Any, others: Sequence[Any]) -> bool:

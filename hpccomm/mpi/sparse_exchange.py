@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from ..core.work import GATE, Progress, Work, is_of_a_signal_handler
+from ..core.work import STATE_LOCK, Progress, Work, is_of_a_signal_handler
 from ..job.tags import SPARSE, SPARSE_TURNS
 from .datatypes import as_bytes, message
 from .layout import send_buffer
@@ -219,7 +219,7 @@ class ConsensusExchange(SparseExchange):
         """Take what has come, also of the exchanges before this one; return whether all ranks have done so."""
         mine = False
         try:
-            with GATE:
+            with STATE_LOCK:
                 if not ConsensusExchange._looks:
                     ConsensusExchange._looks = mine = True
             if mine and not self._is_done:

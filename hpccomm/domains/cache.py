@@ -1,4 +1,4 @@
-"""What has been worked out for a call of a group, and is kept for calls of the same kind."""
+"""A cache of 16 entries for each group and kind, for repeated calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST = 16  # of a group, of one kind: the last ones
 _of_groups: WeakKeyDictionary[Any, dict[str, dict[Hashable, Any]]] = WeakKeyDictionary()
 
 
-def kept(group: Any, kind: str, key: Hashable, make: Callable[[], T]) -> T:
+def cached(group: Any, kind: str, key: Hashable, make: Callable[[], T]) -> T:
     """Return what ``make()`` returns, or has returned for this key.
 
     Where every rank of the group asks for this kind with the same keys in the same order, `make` is called on all of
