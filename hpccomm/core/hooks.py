@@ -12,7 +12,6 @@ from .arrays import count_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from .options import Membership
     from .persistent_work import PersistentWork
     from .reduce_op import ReduceOp
 
@@ -57,7 +56,7 @@ class Operation:
     ('broadcast', 12, 0, False)
     """
 
-    group: Membership
+    group: Any  # a ProcessGroup
     name: str
     sequence_number: int
     device: str

@@ -18,7 +18,6 @@ from .work import CompletedWork, Work, is_of_a_signal_handler
 
 if TYPE_CHECKING:
     from .hooks import Operation
-    from .options import Membership
 
 
 class PersistentWork:
@@ -70,7 +69,7 @@ class PersistentWork:
         self.call = Call((f"{call.name}{START}", call.device, self, call.arguments))
 
     @property
-    def group(self) -> Membership | None:
+    def group(self) -> Any:
         """The group of which it is an operation."""
         return None if self.door is None else self.door.group
 

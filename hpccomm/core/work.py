@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from .future import Future, WorkFuture
     from .hooks import Operation
-    from .options import Membership
 
 
 class WorkStatus(enum.Enum):
@@ -125,7 +124,7 @@ class Work:
     is_driven = False  # by the progress thread, because a callback of its Future waits
     op_type: str = property(attrgetter("flight.op_type"))  # type: ignore[assignment]  # these are C, no further frame
     sequence_number: int = property(attrgetter("flight.number"))  # type: ignore[assignment]
-    group: Membership | None = property(attrgetter("flight.door.group"))  # type: ignore[assignment]
+    group: Any = property(attrgetter("flight.door.group"))  # a ProcessGroup, or None
     _status = IN_FLIGHT
     _finish: Callable[[], None] | None = None  # what is left to do when the transport is done: unpack, divide ...
     _busy = False  # a thread is at it
@@ -256,7 +255,7 @@ class Work:
         self.wait()
         if self.source is None or self.group is None:
             raise DistError(f"{self.op_type}: only a receive has a source rank{here()}")
-        return self.group.ranks[self.source]
+        return self.group.ranks[self.source]  # type: ignore[no-any-return]
 
     def _source_rank(self) -> int:
         return self.source_rank()  # c10d's name of it

@@ -8,14 +8,13 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ..job.failures import ranks_in_the_job
 
 if TYPE_CHECKING:
     from ..core.group import ProcessGroup
     from ..core.hooks import Hook, RemovableHandle
-    from ..core.options import Membership
     from ..core.persistent_work import PersistentWork
     from ..core.work import Work
 
@@ -45,7 +44,7 @@ def key_from(*facts: object) -> str:
     return blake2b(" ".join(map(str, facts)).encode(), digest_size=6).hexdigest()
 
 
-_seen: weakref.WeakKeyDictionary[Any, _Seen] = weakref.WeakKeyDictionary()
+_seen: weakref.WeakKeyDictionary[ProcessGroup, _Seen] = weakref.WeakKeyDictionary()
 _made: Counter[int] = Counter()  # groups of the same ranks, by the hash of these: the ranks go with the group
 _everywhere: dict[object, Callable[[ProcessGroup], Hook]] = {}
 
@@ -93,13 +92,13 @@ def _snapshot(things: Iterable[Thing]) -> list[Thing]:
             continue
 
 
-def key_of(group: Membership) -> str:
+def key_of(group: ProcessGroup) -> str:
     """Return a key that is the same on every rank of a group; it counts the groups of the same members."""
     seen = _seen.get(group)
     return f"{group.name}:{'-'.join(map(str, group.ranks[:8]))}" if seen is None else seen.key
 
 
-def ranks_of(group: Membership) -> tuple[int, ...]:
+def ranks_of(group: ProcessGroup) -> tuple[int, ...]:
     """Return the ranks of a group's members in MPI.COMM_WORLD, which name a process throughout its job."""
     seen = _seen.get(group)
     return group.ranks if seen is None else seen.ranks

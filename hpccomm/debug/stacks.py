@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from types import CodeType, FrameType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from ..core.door import Door, running_tasks
 from ..core.group import ProcessGroup
@@ -279,8 +279,8 @@ def polled_call(work: Work | PersistentWork, where: str) -> CallInFlight:
 
 
 def _wait_for(work: Work | PersistentWork, where: str, timeout: float | None, can_raise: bool) -> CallInFlight:
-    record, group = record_of(work, where), cast("ProcessGroup | None", work.group)
-    return CallInFlight((id(work), record.number), record, group, weakref.ref(work), timeout, can_raise)
+    record = record_of(work, where)
+    return CallInFlight((id(work), record.number), record, work.group, weakref.ref(work), timeout, can_raise)
 
 
 def is_in_mismatch_check(group: ProcessGroup | None) -> bool:

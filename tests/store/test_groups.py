@@ -14,7 +14,7 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
-from hpccomm.api import world_store as place_of_store
+from hpccomm.api import world_store
 from hpccomm.api.world_store import WorldStore
 from hpccomm.job import mpi_library
 from hpccomm.store import master, rendezvous
@@ -300,7 +300,7 @@ class TestAddress:
         rank_0_alone = [min(rank, 1) for rank in range(SIZE)]
         if nodes == 1:
             monkeypatch.setattr(mpi_library, "namespace", lambda _: f"net:[{rank_0_alone[RANK]}]")
-        place_of_store.agreed(WORLD, rank_0_alone if nodes == 2 else [0] * SIZE).close()
+        world_store.agreed(WORLD, rank_0_alone if nodes == 2 else [0] * SIZE).close()
         assert asked == ([os.uname().nodename] if RANK == 0 and SIZE > 1 else [])
 
 
