@@ -73,7 +73,7 @@ test-foreign-debian: .venv-foreign-debian/.foreign ## the same for h5py and pets
 coverage: $(VENV)/.test ## run the tests and report line and branch coverage, all ranks together
 	COVERAGE="$(RANKS)" BINDINGS=2 tools/run-tests $(BIN) "$(RANKS)"
 
-lint: $(VENV)/.dev ## ruff, mypy, mypy and pyright on every example, and that imports point downwards
+lint: $(VENV)/.dev ## ruff, mypy, pyright on every example, the planted defects, and that imports point downwards
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python tools/check-budgets
@@ -82,6 +82,7 @@ lint: $(VENV)/.dev ## ruff, mypy, mypy and pyright on every example, and that im
 	$(BIN)/mypy --strict hpccomm benchmarks
 	$(BIN)/mypy --strict tests/types
 	$(BIN)/python tools/check-examples
+	tools/mutants --check
 	$(BIN)/lint-imports --no-cache
 
 bench: $(VENV)/.cli $(if $(GLOO),$(VENV)/.gloo) ## measure what docs/benchmarks.md shows (GLOO=1: torch's gloo as well)
