@@ -42,7 +42,7 @@ test-slow: $(VENV)/.test ## run what takes 12 GiB of memory (skipped where there
 	tools/run-tests $(BIN) 2 tests/test_large.py tests/test_memory.py --slow -m slow
 	JOBS=2 tools/run-tests $(BIN) 1 tests/faults/test_faults.py tests/faults/test_fuzz.py tests/store --slow -m slow
 
-test-sanitized: $(VENV)/.test ## run the suite's core with the compiled room under gcc's sanitizers of addresses and undefined behaviour
+test-sanitized: $(VENV)/.test ## run the suite's core with the compiled extension under gcc's sanitizers of addresses and undefined behaviour
 	tools/test-sanitized $(BIN) 2 $(ARGS)
 
 test-faults: $(VENV)/.test ## run what may go wrong: one job for each fault (tools/write-reliability: both MPIs, into docs/reliability.md; -k: some)
@@ -91,7 +91,7 @@ bench: $(VENV)/.cli $(if $(GLOO),$(VENV)/.gloo) ## measure what docs/benchmarks.
 docs: $(VENV)/.docs ## build the documentation in docs/_build
 	$(BIN)/python -m sphinx -W --keep-going -b html -d docs/_build/doctrees docs docs/_build/html
 
-wheels: .venv-wheels/.tools ## build wheels with the compiled room for x86-64 and AArch64, and try them (440 MB are installed)
+wheels: .venv-wheels/.tools ## build wheels with the compiled extension for x86-64 and AArch64, and try them (440 MB are installed)
 	tools/build-wheels .venv-wheels/bin $(PYTHONS)
 
 clean: ## remove the virtual environments and everything built

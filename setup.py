@@ -11,14 +11,14 @@ LOCAL_LINK = re.compile(r"\[([^\]]+)\]\((?!https?:)[^)]*\)")
 
 
 def modules():
-    """Return the compiled room: nothing where what builds it is missing, and no error where it can't be compiled."""
+    """Return the compiled extension modules: none where Cython is missing, no error where they can't be compiled."""
     try:
         import numpy
         from Cython.Build import cythonize
     except ImportError as error:  # an installation without isolation
-        print(f"hpccomm: no compiled room: {error}", file=sys.stderr)
+        print(f"hpccomm: no compiled extension: {error}", file=sys.stderr)
         return []
-    rooms = [
+    extensions = [
         Extension(
             f"hpccomm.native.{name}",
             [f"hpccomm/native/{name}.pyx"],
@@ -27,16 +27,16 @@ def modules():
             define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
             extra_compile_args=["-O3", "-g0"],
         )
-        for name in ("_room", "_pieces", "_sums", "_gil_held")
+        for name in ("_fastpath", "_pieces", "_sums", "_gil_held")
     ]
     try:
-        rooms = cythonize(rooms, build_dir="build")
+        extensions = cythonize(extensions, build_dir="build")
     except Exception as error:  # that of a Cython older than pyproject.toml asks for
-        print(f"hpccomm: no compiled room: {error}", file=sys.stderr)
+        print(f"hpccomm: no compiled extension: {error}", file=sys.stderr)
         return []
-    for room in rooms:
-        room.optional = True  # afterwards: cythonize makes an Extension of its own, without it
-    return rooms
+    for each in extensions:
+        each.optional = True  # afterwards: cythonize makes an Extension of its own, without it
+    return extensions
 
 
 setup(

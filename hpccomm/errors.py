@@ -96,7 +96,7 @@ def set_rank(rank: int | str | None) -> None:
     _rank = rank
 
 
-def here() -> str:
+def on_rank() -> str:
     """Return ``" (rank 2)"`` for the end of a message, or nothing before init."""
     return "" if _rank is None else f" (rank {_rank})"
 

@@ -72,10 +72,10 @@ def test_how_arrays_share_buckets(sizes: list[int], limit: int, expected: list[l
 
 def test_a_bucket_leaves_when_its_last_array_is_ready(process_group: hc.ProcessGroup) -> None:
     buckets = hc.GradientBuckets([np.ones(1), np.ones(1), np.ones(1)], bucket_bytes=16)  # buckets [2, 1] and [0]
-    before = len(process_group.door.in_flight)
+    before = len(process_group.dispatcher.in_flight)
     buckets.ready(0)
     buckets.ready(2)
-    assert len(process_group.door.in_flight) == before  # bucket 0 is not complete, and bucket 1 waits for its turn
+    assert len(process_group.dispatcher.in_flight) == before  # bucket 0 is not complete; 1 waits for its turn
     buckets.ready(1)
     assert len(buckets._works) == 2
     buckets.wait()

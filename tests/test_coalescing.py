@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("process_group")
 def messages_of(group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Note which operations reach the group's backend."""
     hc.barrier(group)  # makes the backend
-    backend, seen = group.door.backends["cpu"], []
+    backend, seen = group.dispatcher.backends["cpu"], []
 
     def noted(name: str) -> Any:
         original = getattr(backend, name)

@@ -488,7 +488,7 @@ def test_a_message_that_is_too_short_is_noticed(async_op: bool) -> None:
     before, after = (RANK - 1) % SIZE, (RANK + 1) % SIZE
     with hc.new_group(on_timeout="raise") as group:
         ghosts = np.full(3, -1.0)
-        exchange = group.door.backends["cpu"].exchange
+        exchange = group.dispatcher.backends["cpu"].exchange
         parts = [(after, np.ones(2))], [(before, ghosts)]
         with pytest.raises(hc.DistBackendError, match="the message has 16 bytes, but the array 24"):
             exchange(*parts, False, True).wait() if async_op else exchange(*parts, False, False)
@@ -600,7 +600,7 @@ def test_a_repeated_exchange_notices_a_message_that_is_too_short_or_too_long() -
     before, after = (RANK - 1) % SIZE, (RANK + 1) % SIZE
     with hc.new_group(on_timeout="abort") as group:
         sent, ghosts = np.ones(3), np.zeros(3)
-        backend = group.door.backends["cpu"]
+        backend = group.dispatcher.backends["cpu"]
         again = backend.repeated_exchange([(after, sent)], [(before, ghosts)], False)
         for size, words in ((2, "the message has 16 bytes, but the array 24"), (5, "MPI_ERR")):
             if RANK == 0:

@@ -151,7 +151,7 @@ def test_coalesced_operations_keep_one_run_at_most(process_group: hc.ProcessGrou
     group = hc.new_group()
     for count in (100, 20_000, 100):
         hc.all_reduce_coalesced([np.ones(100) for _ in range(count)], group=group)
-        backend: Any = group.door.backends["cpu"]  # type: ignore[union-attr]
+        backend: Any = group.dispatcher.backends["cpu"]  # type: ignore[union-attr]
         assert 0 < backend._coalesced.scratch.nbytes <= RUN_BYTES
     hc.destroy_process_group(group)
 

@@ -504,7 +504,7 @@ def test_a_receive_of_objects_is_taken_back(process_group: hc.ProcessGroup) -> N
     assert received.status is hc.WorkStatus.ABORTED
     hc.barrier()
     received = hc.recv_object_list(slots, source, async_op=True)  # it gets what comes
-    assert (received.flight.peer, received.flight.tag) == (source, 0)
+    assert (received.info.peer, received.info.tag) == (source, 0)
     assert hc.send_object_list(["new"], destination, async_op=True).wait()
     assert received.result() == ["new"]
 
@@ -534,7 +534,7 @@ def test_a_gather_sends_all_to_the_root_only(
     }[kind]
     slots: list[Any] | None = [None] * process_group.size if rank == root else None
     hc.gather_object(large, slots, root)  # makes the transport, and all that it makes once
-    transport: Any = process_group.door.backends[OBJECTS]
+    transport: Any = process_group.dispatcher.backends[OBJECTS]
     called: list[str] = []
 
     class Spy:

@@ -40,16 +40,21 @@ def test_without_cython_or_with_an_old_one_nothing_is_compiled_and_nothing_fails
 
     assert told_by_setup(monkeypatch, None)["ext_modules"] == []
     assert told_by_setup(monkeypatch, old)["ext_modules"] == []
-    assert capsys.readouterr().err.endswith("hpccomm: no compiled room: no such syntax\n")
+    assert capsys.readouterr().err.endswith("hpccomm: no compiled extension: no such syntax\n")
 
 
 def test_without_a_compiler_nothing_is_compiled_and_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     def as_cython(extensions: Any, **options: Any) -> Any:  # it makes its own Extensions, and does not copy `optional`
         return [type(each)(each.name, each.sources) for each in extensions]
 
-    rooms = told_by_setup(monkeypatch, as_cython)["ext_modules"]
-    assert [room.name.removeprefix("hpccomm.native.") for room in rooms] == ["_room", "_pieces", "_sums", "_gil_held"]
-    assert all(room.optional for room in rooms)
+    extensions = told_by_setup(monkeypatch, as_cython)["ext_modules"]
+    assert [each.name.removeprefix("hpccomm.native.") for each in extensions] == [
+        "_fastpath",
+        "_pieces",
+        "_sums",
+        "_gil_held",
+    ]
+    assert all(each.optional for each in extensions)
 
 
 @pytest.fixture
@@ -63,15 +68,15 @@ def copied_native(tmp_path: Path) -> Path:
 
 
 def reason(folder: Path) -> str:
-    """Return why the hpccomm in a folder has no compiled room."""
+    """Return why the hpccomm in a folder has no compiled extension."""
     environment = {**clean_environment(), "PYTHONPATH": str(folder), "HPCCOMM_NATIVE": "1"}
-    program = "from hpccomm.native import room, reason; assert room is None; print(reason)"
+    program = "from hpccomm.native import fastpath, reason; assert fastpath is None; print(reason)"
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
     return done.stdout.rstrip("\n")
 
 
-def test_the_reason_for_no_compiled_room_says_what_to_type_where_hpccomm_is(copied_native: Path) -> None:
+def test_the_reason_for_no_compiled_extension_says_what_to_type_where_hpccomm_is(copied_native: Path) -> None:
     installed = "pip install --force-reinstall --no-deps --no-cache-dir hpccomm (or what it was installed from)"
     assert reason(copied_native) == f"it has not been compiled; install a C compiler, then: {installed}"
     (copied_native / "setup.py").touch()  # a checkout, or an editable installation
@@ -79,8 +84,8 @@ def test_the_reason_for_no_compiled_room_says_what_to_type_where_hpccomm_is(copi
     assert reason(copied_native) == f"it has not been compiled; install a C compiler, then: {in_place}"
 
 
-def test_the_reason_for_a_compiled_room_that_fails_is_its_error(copied_native: Path) -> None:
-    broken = copied_native / "hpccomm" / "native" / "_room.py"
+def test_the_reason_for_a_compiled_extension_that_fails_is_its_error(copied_native: Path) -> None:
+    broken = copied_native / "hpccomm" / "native" / "_fastpath.py"
     broken.write_text("raise ImportError('version GLIBC_2.99 not found')")
     assert reason(copied_native).startswith("version GLIBC_2.99 not found; install a C compiler, then: ")
     broken.write_text("import missing_module")
@@ -100,7 +105,7 @@ X86_64, AARCH64, TEXTREL = 62, 183, (22, 0)
 
 
 @pytest.mark.parametrize(
-    ("room", "defect"),
+    ("image", "defect"),
     [
         (shared_library(AARCH64, (1, 1), (30, 8)), None),
         (shared_library(X86_64, (1, 1)), "is not compiled for aarch64"),
@@ -108,18 +113,18 @@ X86_64, AARCH64, TEXTREL = 62, 183, (22, 0)
         (shared_library(AARCH64, (30, 4 | 8)), "has text relocations"),
         (shared_library(AARCH64, (1, 1), glibc="2.34"), "needs glibc 2.34"),
         (b"", "is not compiled for aarch64"),
-        (None, "0 times _room"),
+        (None, "0 times _fastpath"),
     ],
 )
 def test_a_wheel_that_is_not_what_its_name_says_is_not_released(
-    tmp_path: Path, room: bytes | None, defect: str | None
+    tmp_path: Path, image: bytes | None, defect: str | None
 ) -> None:
     wheel = tmp_path / "hpccomm-0.1.0-cp311-cp311-manylinux2014_aarch64.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("hpccomm/__init__.py", "")
-        if room is not None:
-            for module in ("_room", "_pieces", "_sums", "_gil_held"):
-                archive.writestr(f"hpccomm/native/{module}.cpython-311-aarch64-linux-gnu.so", room)
+        if image is not None:
+            for module in ("_fastpath", "_pieces", "_sums", "_gil_held"):
+                archive.writestr(f"hpccomm/native/{module}.cpython-311-aarch64-linux-gnu.so", image)
     command = [sys.executable, str(ROOT / "tools" / "check-wheel"), str(wheel), "aarch64"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == (defect is not None), done.stderr

@@ -195,10 +195,10 @@ def test_its_life(process_group: hc.ProcessGroup) -> None:
     with pytest.raises(hc.DistError, match=r"started already; wait\(\) first"):
         work.start()
     work.wait(60)
-    assert work in process_group.door.persistent
+    assert work in process_group.dispatcher.persistent
     work.free()
     work.free()
-    assert work not in process_group.door.persistent  # a program may make and free any number of them
+    assert work not in process_group.dispatcher.persistent  # a program may make and free any number of them
     assert "freed" in repr(work)
     with pytest.raises(hc.DistError, match="all_reduce: freed"):
         work.start()

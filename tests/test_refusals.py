@@ -127,7 +127,7 @@ def test_words_of_mpi4py(process_group: hc.ProcessGroup) -> None:
 def test_completion_of_a_group_shows_what_programs_use(process_group: hc.ProcessGroup) -> None:
     shown = dir(process_group)
     assert {"rank", "all_reduce", "isend", "irecv", "destroy", "store", "__enter__"} <= {*shown, "__enter__"}
-    assert not {"door", "settings", "give_up", "leave", "peer", "refusal"} & set(shown)
+    assert not {"dispatcher", "settings", "give_up", "leave", "peer", "refusal"} & set(shown)
     for name in shown:
         inspect.getattr_static(process_group, name)  # the value of one may be refused: nccl_handle
 

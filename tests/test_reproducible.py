@@ -20,7 +20,7 @@ from mpi4py import MPI
 import hpccomm as hc
 from hpccomm.exact import rows as exact_rows
 from hpccomm.exact.sums import CHUNK, HUGE, SPARE
-from hpccomm.native import room
+from hpccomm.native import fastpath
 
 from .arrays import INTEGERS, LAYOUTS
 from .exact import (
@@ -202,9 +202,9 @@ def test_integers_are_those_of_numpy(dtype: Any, axis: Any) -> None:
 
 
 @pytest.mark.serial
-@pytest.mark.skipif(room is None, reason="no compiled room")
+@pytest.mark.skipif(fastpath is None, reason="no compiled extension")
 @pytest.mark.parametrize("n", [*range(10), 1023, CHUNK])
-def test_the_compiled_room_sums_what_two_grids_have_room_for(n: int) -> None:
+def test_the_compiled_extension_sums_what_two_grids_have_room_for(n: int) -> None:
     rng = np.random.default_rng(n)
     for low, high in ((-44, 0), (-1074, -1040), (950, 990)):
         values = np.ldexp(rng.uniform(-1, 1, n), rng.integers(low, high, n))
@@ -244,8 +244,8 @@ def test_nothing_warns_or_raises_where_integers_wrap_around(n: int) -> None:
 
 
 @pytest.mark.serial
-@pytest.mark.skipif(room is None, reason="no compiled room")
-def test_the_compiled_room_goes_on_until_a_number_does_not_fit() -> None:
+@pytest.mark.skipif(fastpath is None, reason="no compiled extension")
+def test_the_compiled_extension_goes_on_until_a_number_does_not_fit() -> None:
     values = np.random.default_rng(1).uniform(-1, 1, 100)
     for other in (4.0, -4.0, NAN, INF, 1.1 * 2.0**-90):
         values[70] = other
@@ -260,9 +260,9 @@ def test_the_compiled_room_goes_on_until_a_number_does_not_fit() -> None:
 
 
 @pytest.mark.serial
-@pytest.mark.skipif(room is None, reason="no compiled room")
+@pytest.mark.skipif(fastpath is None, reason="no compiled extension")
 @pytest.mark.parametrize("n", [*range(1, 10), 1023])
-def test_the_compiled_room_adds_up_products_and_their_errors(n: int) -> None:
+def test_the_compiled_extension_adds_up_products_and_their_errors(n: int) -> None:
     rng = np.random.default_rng(n)
     for low, high in ((-10, 10), (-470, -452), (470, 488)):
         x, y = (np.ldexp(rng.uniform(0.5, 1, n), rng.integers(low, high, n)) for _ in range(2))

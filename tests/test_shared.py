@@ -12,7 +12,7 @@ import pytest
 
 import hpccomm as hc
 from hpccomm.mpi import shared_memory
-from hpccomm.native import room
+from hpccomm.native import fastpath
 from hpccomm.process.tuning import Tuning
 
 from .arrays import (
@@ -39,9 +39,9 @@ FINE = Tuning(shared_bytes=0, shared_chunk_bytes=64)
 @pytest.fixture
 def two_shots(process_group: Group, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Let the two-shot take arrays of every size, in chunks of 64 bytes, and note each that it takes."""
-    backend: Any = process_group.door.backends["cpu"]
+    backend: Any = process_group.dispatcher.backends["cpu"]
     monkeypatch.setattr(backend._shared, "_tuning", FINE)
-    monkeypatch.setattr(backend.fast_path, "shared_bytes", FINE.shared_bytes, raising=room is not None)
+    monkeypatch.setattr(backend.fast_path, "shared_bytes", FINE.shared_bytes, raising=fastpath is not None)
     taken = []
     meet = shared_memory.SharedArrays._meet
 
@@ -88,7 +88,7 @@ def test_shapes_may_differ_between_ranks(process_group: Group, shape_of: Any, of
     views[(me + 1) % n][...] = me  # in the neighbour's memory
     hc.fence(array, group)
     assert (array == (me - 1) % n).all()
-    (window,) = (each for each in group.door.backends["cpu"]._shared._made if each.parts[me] is array.base)
+    (window,) = (each for each in group.dispatcher.backends["cpu"]._shared._made if each.parts[me] is array.base)
     for part, each in zip(window.parts, expected, strict=True):  # no memory for the others; some MPIs give whole pages
         assert part.nbytes <= each.nbytes + shared_memory.PAGE_BYTES
     total = np.full(4, float(me))
@@ -173,9 +173,9 @@ def test_halo_exchange_without_messages(process_group: Group) -> None:
 
 def test_arrays_of_groups(groups: list[Group], two_shots: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for group in groups:
-        backend: Any = group.door.backends["cpu"]
+        backend: Any = group.dispatcher.backends["cpu"]
         monkeypatch.setattr(backend._shared, "_tuning", FINE)
-        monkeypatch.setattr(backend.fast_path, "shared_bytes", FINE.shared_bytes, raising=room is not None)
+        monkeypatch.setattr(backend.fast_path, "shared_bytes", FINE.shared_bytes, raising=fastpath is not None)
         array = shared(values(np.dtype("f8"), (50,), hc.get_rank()), group)
         hc.fence(array, group)
         for rank in group.ranks:

@@ -37,7 +37,7 @@ def world() -> Iterator[hc.ProcessGroup]:
 @pytest.fixture(autouse=True, params=["node", "counted", "consensus"])
 def way(request: pytest.FixtureRequest, world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param != "node":
-        path = type(world.door.fast_path)
+        path = type(world.dispatcher.fast_path)
         monkeypatch.setattr(path, "all_to_all_sparse", FastPath.all_to_all_sparse)
         monkeypatch.setattr(path, "node_all_to_all_sparse", FastPath.node_all_to_all_sparse)
     if request.param == "consensus":
@@ -341,7 +341,7 @@ def test_one_rank_is_not_ordinary(what: str, world: hc.ProcessGroup) -> None:
 
 @pytest.mark.parametrize("way", ["node"], indirect=True)
 def test_small_ones_need_no_checks(world: hc.ProcessGroup) -> None:
-    path = world.door.fast_path
+    path = world.dispatcher.fast_path
     if not path.is_node_open():
         pytest.skip("there is no memory of the node")
     for array in (np.ones(2), np.ones(20_000)):  # the larger one itself goes by MPI
@@ -356,7 +356,7 @@ def test_one_that_fails_is_counted(error: Exception, world: hc.ProcessGroup, mon
     def fail(*_: Any) -> None:
         raise error
 
-    path = world.door.fast_path
+    path = world.dispatcher.fast_path
     if not path.is_node_open():
         pytest.skip("there is no memory of the node")
     monkeypatch.setattr(type(path), "move_large", fail)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from ..core.door import Block
+from ..core.dispatcher import Block
 from ..core.non_member import Group, NonMember
 from .world import member
 
@@ -55,14 +55,14 @@ class coalescing:
 
     def __enter__(self) -> coalescing:
         if not isinstance(self._group, NonMember):
-            self._block = self._group.door.open_block(self._async_ops)
+            self._block = self._group.dispatcher.open_block(self._async_ops)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._block is not None:
-            self._group.door.close_block()
+            self._group.dispatcher.close_block()
             if kind is None:
                 self._block.leave()
 

@@ -13,7 +13,7 @@ from ..core.arrays import Array, module_of
 from ..core.non_member import Group
 from ..core.reduce_op import ReduceOp, ReduceOpLike, as_reduce_op
 from ..core.work import Work
-from ..errors import DistError, here
+from ..errors import DistError, on_rank
 from .collectives import all_reduce
 from .ranks import get_world_size
 from .world import member
@@ -85,7 +85,7 @@ class GradientBuckets:
         _, given = checks.array_list("GradientBuckets", "arrays", arrays, checks.readable)
         bucket_bytes = checks.integer("GradientBuckets: bucket_bytes", bucket_bytes)
         if bucket_bytes < 1:
-            raise ValueError(f"GradientBuckets: bucket_bytes is {bucket_bytes}; expected 1 or more{here()}")
+            raise ValueError(f"GradientBuckets: bucket_bytes is {bucket_bytes}; expected 1 or more{on_rank()}")
         member(group)
         self._op = op
         self._group = group
@@ -131,12 +131,12 @@ class GradientBuckets:
         """
         if index not in self._bucket_of:
             raise IndexError(
-                f"GradientBuckets.ready: there is no array {index}; expected 0 to {len(self.arrays) - 1}{here()}"
+                f"GradientBuckets.ready: there is no array {index}; expected 0 to {len(self.arrays) - 1}{on_rank()}"
             )
         missing = self._missing[self._bucket_of[index]]
         if index not in missing:
             raise DistError(
-                f"GradientBuckets.ready: array {index} was ready already; wait() begins the next step{here()}"
+                f"GradientBuckets.ready: array {index} was ready already; wait() begins the next step{on_rank()}"
             )
         if array is not None:
             view = self.arrays[index]
@@ -145,7 +145,7 @@ class GradientBuckets:
                 raise DistError(
                     f"GradientBuckets.ready: array is not arrays[{index}] but a copy, which would not be reduced; with "
                     f"PyTorch write optimizer.zero_grad(set_to_none=False), so that gradients stay in the buckets"
-                    f"{here()}"
+                    f"{on_rank()}"
                 )
         missing.remove(index)
         while len(self._works) < len(self.buckets) and not self._missing[len(self._works)]:
@@ -164,7 +164,7 @@ class GradientBuckets:
         """
         if len(self._works) < len(self.buckets):
             missing = sorted(i for members in self._missing for i in members)
-            raise DistError(f"GradientBuckets.wait: arrays {missing} are not ready{here()}")
+            raise DistError(f"GradientBuckets.wait: arrays {missing} are not ready{on_rank()}")
         for (work, sent), flat in zip(self._works, self.buckets, strict=True):
             if work is not None:  # None: this rank is not in the group
                 work.wait()
@@ -178,7 +178,7 @@ class GradientBuckets:
 def _divisor(op: ReduceOp, group: Group | None) -> int | None:
     """Return what a reproducible sum is divided by."""
     if op not in (ReduceOp.SUM, ReduceOp.AVG):
-        raise ValueError(f"GradientBuckets: reproducible=True is for the ops sum and avg, not {op!r}{here()}")
+        raise ValueError(f"GradientBuckets: reproducible=True is for the ops sum and avg, not {op!r}{on_rank()}")
     return get_world_size(group) if op is ReduceOp.AVG else None
 
 

@@ -542,7 +542,7 @@ def barrier(
         return found.barrier(async_op)
     seconds = calls.time_to_wait("barrier", timeout)
     work: Any = found.barrier(True)
-    work.flight = work.flight._replace(timeout=seconds)
+    work.info = work.info._replace(timeout=seconds)
     return work if async_op else work.wait() and None
 
 

@@ -15,7 +15,7 @@ from ..core.group import ProcessGroup, child_of
 from ..core.non_member import Group, NonMember
 from ..core.options import time_limit
 from ..core.registry import BackendConfig
-from ..errors import DistError, here
+from ..errors import DistError, on_rank
 from ..job import failures, mpi_library
 from .world import connect, current_world, member_of
 
@@ -161,19 +161,19 @@ def _on_communicator(
 ) -> Group:
     mpi = mpi_library.load()
     if ranks is not None:
-        raise ValueError(f"new_group: both ranks and comm are given; choose one{here()}")
+        raise ValueError(f"new_group: both ranks and comm are given; choose one{on_rank()}")
     name = next_name(description)
     if comm == mpi.COMM_NULL:
         return NonMember((), name, config)
     if not isinstance(comm, mpi.Intracomm):
-        raise TypeError(f"new_group: comm is {comm!r}; expected an mpi4py intracommunicator{here()}")
+        raise TypeError(f"new_group: comm is {comm!r}; expected an mpi4py intracommunicator{on_rank()}")
     usable("new_group", world)
     theirs, ours = comm.Get_group(), world.comm.Get_group()
     members = mpi.Group.Translate_ranks(theirs, None, ours)
     theirs.Free()
     ours.Free()
     if mpi.UNDEFINED in members:
-        raise ValueError(f"new_group: rank {members.index(mpi.UNDEFINED)} of comm is not in the world group{here()}")
+        raise ValueError(f"new_group: rank {members.index(mpi.UNDEFINED)} of comm is not in the world group{on_rank()}")
     with failures.translating("new_group", world.comm):
         own = comm.Dup()
     group = child_of(world, own, members, config, limits, name, description)
@@ -233,7 +233,7 @@ def new_subgroups(
         if size < 1 or parent.size % size:
             raise ValueError(
                 f"new_subgroups: group_size is {size}, "
-                f"which does not divide the {parent.size} ranks of the group{here()}"
+                f"which does not divide the {parent.size} ranks of the group{on_rank()}"
             )
         rows = [list(parent.ranks[start : start + size]) for start in range(0, parent.size, size)]
     mine, subgroups = new_subgroups_by_enumeration(rows, timeout, backend, group_desc=group_desc)
@@ -281,7 +281,7 @@ def new_subgroups_by_enumeration(
     """
     rows = [list(row) for row in ranks_per_subgroup_list]
     if not rows:
-        raise ValueError(f"new_subgroups_by_enumeration: the list of subgroups is empty{here()}")
+        raise ValueError(f"new_subgroups_by_enumeration: the list of subgroups is empty{on_rank()}")
     checked_ranks("new_subgroups_by_enumeration", [rank for row in rows for rank in row], current_world())
     subgroups = [new_group(row, timeout, backend, group_desc=group_desc) for row in rows]
     mine = next((subgroup for subgroup in subgroups if isinstance(subgroup, ProcessGroup)), subgroups[0])
@@ -362,12 +362,12 @@ def split_group(
         color, split_ranks = None, color
     if split_ranks is not None:
         if color is not None:
-            raise ValueError(f"split_group: both color and split_ranks are given; choose one{here()}")
+            raise ValueError(f"split_group: both color and split_ranks are given; choose one{on_rank()}")
         color, key = _place_in(split_ranks, group)
     if color is not None:
         color = checks.integer("split_group: color", color)
         if color < 0:
-            raise ValueError(f"split_group: color is {color}; expected 0 or more, or None for no group{here()}")
+            raise ValueError(f"split_group: color is {color}; expected 0 or more, or None for no group{on_rank()}")
     key = checks.integer("split_group: key", key)
     config = group.config if backend is None else BackendConfig(backend)
     limits = time_limit(timeout)(group)
@@ -396,7 +396,7 @@ def _are_lists(rows: Sequence[Any]) -> bool:
 def _place_in(split_ranks: Sequence[Sequence[int]], group: ProcessGroup) -> tuple[int | None, int]:
     """Return the color and the key of this rank; None and 0 if it is in no list."""
     if isinstance(split_ranks, str) or not isinstance(split_ranks, Sequence) or not _are_lists(split_ranks):
-        raise TypeError(f"split_group: split_ranks is {split_ranks!r}; expected a list of lists of ranks{here()}")
+        raise TypeError(f"split_group: split_ranks is {split_ranks!r}; expected a list of lists of ranks{on_rank()}")
     rows = [list(row) for row in split_ranks]
     checked_ranks("split_group", [rank for row in rows for rank in row], group)
     found = next((color for color, row in enumerate(rows) if group.rank in row), None)
@@ -405,13 +405,13 @@ def _place_in(split_ranks: Sequence[Sequence[int]], group: ProcessGroup) -> tupl
 
 def _split_backends(parent: ProcessGroup, config: BackendConfig, subgroup: ProcessGroup | None, color: int = 0) -> None:
     """Give a new group the connections that its parent already has; every rank of the parent calls it."""
-    for device, backend in list(parent.door.backends.items()):
+    for device, backend in list(parent.dispatcher.backends.items()):
         name = parent.config.device_map.get(device)
         can_split = type(backend).split is not Backend.split
         if can_split and name is not None and name == config.device_map.get(device):
             split = backend.split(None if subgroup is None else options_for(subgroup, device), color)
             if subgroup is not None and split is not None:
-                cast("LazyBackends", subgroup.door.backends).put(device, split)
+                cast("LazyBackends", subgroup.dispatcher.backends).put(device, split)
 
 
 def next_name(description: str | None) -> str:
@@ -420,7 +420,7 @@ def next_name(description: str | None) -> str:
     try:
         (description or "").encode()
     except UnicodeEncodeError:  # MPI takes names as UTF-8
-        raise ValueError(f"group_desc is {description!r}, which has half a character{here()}") from None
+        raise ValueError(f"group_desc is {description!r}, which has half a character{on_rank()}") from None
     _made += 1
     return description or f"group {_made}"
 
@@ -436,17 +436,17 @@ def usable(operation: str, group: ProcessGroup) -> None:
     if group.is_destroyed:
         raise DistError(f"{operation}: {group.refusal}")
     if group.comm is None:
-        raise DistError(f"{operation}: {group!r} has no MPI communicator to make a group of{here()}")
+        raise DistError(f"{operation}: {group!r} has no MPI communicator to make a group of{on_rank()}")
 
 
 def checked_ranks(operation: str, given: Sequence[Integer], world: ProcessGroup) -> list[int]:
     """Return a list of ranks of a group, each once, as ints."""
     ranks = [checks.integer(f"{operation}: a rank", rank) for rank in given]
     if not ranks:
-        raise ValueError(f"{operation}: the list of ranks is empty{here()}")
+        raise ValueError(f"{operation}: the list of ranks is empty{on_rank()}")
     for rank in ranks:
         if not 0 <= rank < world.size:
-            raise ValueError(f"{operation}: there is no rank {rank}; expected 0 to {world.size - 1}{here()}")
+            raise ValueError(f"{operation}: there is no rank {rank}; expected 0 to {world.size - 1}{on_rank()}")
     if len(set(ranks)) != len(ranks):
-        raise ValueError(f"{operation}: a rank is listed twice in {ranks}{here()}")
+        raise ValueError(f"{operation}: a rank is listed twice in {ranks}{on_rank()}")
     return ranks

@@ -16,10 +16,10 @@ from ..core import generated
 from ..core.annotations import NAMED, Array, Integer
 from ..core.c10d_names import either
 from ..core.calls import Call
-from ..core.door import Door, batch
+from ..core.dispatcher import Dispatcher, batch
 from ..core.non_member import Group, NonMember, done_work
 from ..core.work import Work
-from ..errors import here
+from ..errors import on_rank
 from .world import member
 
 
@@ -70,7 +70,7 @@ def send(
     ValueError: send: dst is this rank itself, ...
     """
     is_plain = group is None and group_dst is None and tensor is None  # in the world, its ranks are global ranks
-    if is_plain and member(None).door.fast.send(array, dst, tag):
+    if is_plain and member(None).dispatcher.fast.send(array, dst, tag):
         return
     if tensor is not None:
         array = either("send", array=array, tensor=tensor)
@@ -121,7 +121,7 @@ def recv(
     array([0., 1.])
     """
     if group is None and group_src is None and tensor is None:
-        sender = member(None).door.fast.recv(array, src, tag)
+        sender = member(None).dispatcher.fast.recv(array, src, tag)
         if sender is not None:
             return sender
     if tensor is not None:
@@ -163,7 +163,7 @@ def isend(
     array([0. , 0.5])
     """
     if group is None and group_dst is None and tensor is None:  # in the world, ranks of the group are global ranks
-        work = member(None).door.fast.isend(array, dst, tag)
+        work = member(None).dispatcher.fast.isend(array, dst, tag)
         if work is not None:
             return work
     if tensor is not None:
@@ -204,7 +204,7 @@ def irecv(
     array([0.])
     """
     if group is None and group_src is None and tensor is None:
-        work = member(None).door.fast.irecv(array, src, tag)
+        work = member(None).dispatcher.fast.irecv(array, src, tag)
         if work is not None:
             return work
     if tensor is not None:
@@ -313,7 +313,7 @@ class P2POp:
         tensor: Array = NAMED,
     ) -> None:
         if op is not isend and op is not irecv:
-            raise ValueError(f"P2POp: op is {op!r}; expected hpccomm.isend or hpccomm.irecv{here()}")
+            raise ValueError(f"P2POp: op is {op!r}; expected hpccomm.isend or hpccomm.irecv{on_rank()}")
         self.op = op
         self.array = array if tensor is None else either("P2POp", array=array, tensor=tensor)
         self.peer = peer
@@ -354,15 +354,15 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     array([0.])
     """
     if p2p_op_list and getattr(p2p_op_list[0], "group", p2p_op_list) is None:
-        begun = member(None).door.fast.batch(p2p_op_list, P2POp, irecv)
+        begun = member(None).dispatcher.fast.batch(p2p_op_list, P2POp, irecv)
         if begun is not None:
             return begun
     works: list[Any] = []
-    messages: list[tuple[Door, Call]] = []
+    messages: list[tuple[Dispatcher, Call]] = []
     # Everything is checked before anything is started: a receive left behind would take the next message of its tag.
     for each in p2p_op_list:
         if type(each) is not P2POp:
-            raise TypeError(f"batch_isend_irecv: the list holds {each!r}; expected P2POp objects{here()}")
+            raise TypeError(f"batch_isend_irecv: the list holds {each!r}; expected P2POp objects{on_rank()}")
         group = member(each.group)
         is_receive = each.op is irecv
         name = "recv" if is_receive else "send"
@@ -378,7 +378,7 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
                 works.append(done_work(name, peer if is_receive else None))
                 continue
             call = (generated.recv if is_receive else generated.send)(group, each.array, peer, each.tag)
-        messages.append((group.door, call))
+        messages.append((group.dispatcher, call))
         works.append(None)
     if len(messages) == len(works):
         return batch(messages)

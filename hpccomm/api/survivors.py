@@ -2,8 +2,8 @@
 
 The world that comes of it is a new one, and the program makes its groups again. After shrink_group global ranks are
 counted anew, and groups that changed their ranks under its hands would be wrong in silence; after replace_failed some
-ranks are other processes, which know of no group. `agree` does not pass the door, for it works in failed groups. A
-communicator that is given up is not freed: MPI may still hold messages for it.
+ranks are other processes, which know of no group. `agree` bypasses the dispatcher, because it works in failed groups. A
+failed communicator is not freed: MPI may still hold messages for it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..core.group import ProcessGroup, child_of, make_group
 from ..core.members import abridged
 from ..core.non_member import Group
 from ..core.options import fields_of
-from ..errors import DistError, TooFewSparesError, UnsupportedOperationError, here
+from ..errors import DistError, TooFewSparesError, UnsupportedOperationError, on_rank
 from ..job import failures, mpi_library
 from .groups import checked_ranks, count_names_anew, create_group, usable
 from .world import connect, current_world, is_initialized, member, member_of, replace_world
@@ -97,7 +97,7 @@ def shrink_group(
         raise ValueError(
             f"shrink_group: {old!r} is a part of a world with spares: ranks that call replace_failed() there, and this "
             "one, would wait for each other. Call replace_failed(), and shrink_group() without a group where that "
-            f"raises TooFewSparesError{here()}"
+            f"raises TooFewSparesError{on_rank()}"
         )
     if old.reserve is not None:
         _check_that_all_call("shrink_group", old)
@@ -164,12 +164,12 @@ def replace_failed(group: ProcessGroup | None = None) -> ProcessGroup:
     usable("replace_failed", old)
     _check_that_mpi_survives("replace_failed")
     if old is not current_world():
-        raise ValueError(f"replace_failed: {old!r} is not the world; give the world, or nothing{here()}")
+        raise ValueError(f"replace_failed: {old!r} is not the world; give the world, or nothing{on_rank()}")
     reserve: Reserve | None = old.reserve
     if reserve is None:
         raise TooFewSparesError(
             "the world was made without spares (init_process_group(spares=2) has two); shrink_group() makes a group of "
-            f"the ranks that are left{here()}",
+            f"the ranks that are left{on_rank()}",
             "replace_failed",
         )
 
@@ -224,7 +224,7 @@ def agree(flag: bool, group: Group | None = None) -> bool:
 def _check_that_mpi_survives(operation: str) -> None:
     if not failures.is_on():
         raise UnsupportedOperationError(
-            f"{operation}: this job does not survive dead ranks; {failures.HOW_TO_START}{here()}"
+            f"{operation}: this job does not survive dead ranks; {failures.HOW_TO_START}{on_rank()}"
         )
 
 
@@ -237,7 +237,7 @@ def _check_that_all_call(operation: str, world: ProcessGroup) -> None:
         other = "replace_failed" if shrinks else "shrink_group"
         raise DistError(
             f"other ranks call {other}; call the same on every rank: replace_failed(), and shrink_group() where that "
-            f"raises TooFewSparesError{here()}",
+            f"raises TooFewSparesError{on_rank()}",
             operation,
         )
 
@@ -269,9 +269,9 @@ def _of_survivors(old: ProcessGroup) -> ProcessGroup:
 def _without(old: ProcessGroup, excluded: list[int]) -> ProcessGroup:
     """Make a group of the ranks of `old` that are not `excluded`; each of them calls it."""
     if old.rank in excluded:
-        raise ValueError(f"shrink_group: ranks_to_exclude is {excluded}: only the ranks that stay call it{here()}")
+        raise ValueError(f"shrink_group: ranks_to_exclude is {excluded}: only the ranks that stay call it{on_rank()}")
     if old.owner.reserve is not None:
-        raise ValueError(f"shrink_group: a world with spares keeps its ranks; make a group by new_group{here()}")
+        raise ValueError(f"shrink_group: a world with spares keeps its ranks; make a group by new_group{on_rank()}")
     members = [rank for rank in range(old.size) if rank not in excluded]
     comm = create_group("shrink_group", old, members)
     if old.owner is not old or not is_initialized() or old is not current_world():

@@ -10,10 +10,10 @@ from ..core.calls import time_to_wait
 from ..core.observers import who_is_late
 from ..core.timeouts import as_seconds, pause, pauses
 from ..core.work import Work
-from ..errors import DistTimeoutError, here
-from ..native import room
+from ..errors import DistTimeoutError, on_rank
+from ..native import fastpath
 
-WAITED_AT_ONCE = 64  # room.wait_all takes so many Works
+WAITED_AT_ONCE = 64  # fastpath.wait_all takes so many Works
 
 
 def wait_all(works: Sequence[Work | None], timeout: timedelta | float | None = None) -> None:
@@ -46,7 +46,7 @@ def wait_all(works: Sequence[Work | None], timeout: timedelta | float | None = N
     >>> x  # on rank 2: array([10.])
     array([0.])
     """
-    if timeout is None and room is not None and (room.wait_all(works) or _waited_in_parts(works)):
+    if timeout is None and fastpath is not None and (fastpath.wait_all(works) or _waited_in_parts(works)):
         return
     deadline = None if timeout is None else time.monotonic() + time_to_wait("wait_all", timeout)
     errors: list[Exception] = []
@@ -65,10 +65,10 @@ def wait_all(works: Sequence[Work | None], timeout: timedelta | float | None = N
 
 
 def _waited_in_parts(works: Sequence[Work | None]) -> bool:
-    """Wait for more Works than the compiled room takes at once; return False if Work.wait has to do it."""
-    if room is None or len(works) <= WAITED_AT_ONCE:
+    """Wait for more Works than the compiled extension takes at once; return False if Work.wait has to do it."""
+    if fastpath is None or len(works) <= WAITED_AT_ONCE:
         return False
-    return all(room.wait_all(works[i : i + WAITED_AT_ONCE]) for i in range(0, len(works), WAITED_AT_ONCE))
+    return all(fastpath.wait_all(works[i : i + WAITED_AT_ONCE]) for i in range(0, len(works), WAITED_AT_ONCE))
 
 
 def wait_any(works: Sequence[Work | None], timeout: timedelta | float | None = None) -> int:
@@ -122,6 +122,6 @@ def wait_any(works: Sequence[Work | None], timeout: timedelta | float | None = N
                 return i
         if deadline is not None and time.monotonic() >= deadline:
             late = who_is_late() if timeout is None else ""
-            raise DistTimeoutError(f"wait_any: none of {len(pending)} operations is done in time{here()}{late}")
+            raise DistTimeoutError(f"wait_any: none of {len(pending)} operations is done in time{on_rank()}{late}")
         pause(next(looks))
     return -1

@@ -17,9 +17,9 @@ from ..core.group import ProcessGroup, make_group
 from ..core.options import time_limit
 from ..core.registry import BackendConfig, is_backend_available
 from ..debug import attach
-from ..errors import DistBackendError, DistError, RankFailedError, UnsupportedOperationError, here
+from ..errors import DistBackendError, DistError, RankFailedError, UnsupportedOperationError, on_rank
 from ..job import failures, mpi_library
-from ..native import room
+from ..native import fastpath
 from ..process.excepthook import AbortOnException
 from .world_store import Place, WorldStore, agreed
 
@@ -234,7 +234,7 @@ def init_process_group(
     if _world is not None:
         raise DistError(
             f"init_process_group: there is a world group already; call destroy_process_group() first, or, in a "
-            f"cell of a notebook that is run again, write world = hc.group.WORLD or hc.init_process_group(){here()}"
+            f"cell of a notebook that is run again, write world = hc.group.WORLD or hc.init_process_group(){on_rank()}"
         )
     config = BackendConfig(backend)
     limit = time_limit(timeout, on_timeout)
@@ -411,8 +411,8 @@ def _leave(pid: int) -> None:
 
 def connect(group: ProcessGroup) -> None:
     """Connect the GPUs of a new group now, if init was given their numbers."""
-    if group.device_id is not None and "cuda" in group.config.device_map and "cuda" not in group.door.backends:
-        device = group.door.backends["cuda"].connect()
+    if group.device_id is not None and "cuda" in group.config.device_map and "cuda" not in group.dispatcher.backends:
+        device = group.dispatcher.backends["cuda"].connect()
         if group.device_id == "auto" and isinstance(device, int):  # the groups made from this one have the same GPU
             group.device_id = device
 
@@ -471,19 +471,19 @@ def member(group: Group | None) -> ProcessGroup:
         if not isinstance(group, NonMember):
             hint = instead_of_mpi4pys(group)
             what = f"expected what new_group returns, or None for the world{hint and '; '}{hint}"
-            raise TypeError(f"group is {group!r}; {what}{here()}")
+            raise TypeError(f"group is {group!r}; {what}{on_rank()}")
     return group  # type: ignore[return-value]
 
 
-if room is not None:
-    member = room.compiled_member(globals(), ProcessGroup, member)
+if fastpath is not None:
+    member = fastpath.compiled_member(globals(), ProcessGroup, member)
 
 
 def member_of(operation: str, group: Group | None) -> ProcessGroup:
     """Return the group to call, of which this process has to be a member."""
     group = member(group)
     if not isinstance(group, ProcessGroup):  # a NonMember
-        raise ValueError(f"{operation}: this process is not a member of {group!r}{here()}")
+        raise ValueError(f"{operation}: this process is not a member of {group!r}{on_rank()}")
     return group
 
 

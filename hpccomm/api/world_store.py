@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DistNetworkError, DistStoreError, here
+from ..errors import DistNetworkError, DistStoreError, on_rank
 from ..job import mpi_library
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class WorldStore:
         """Return the store."""
         with self._lock:
             if self.problem:
-                raise DistStoreError(f"the groups have no store: {self.problem}{here()}")
+                raise DistStoreError(f"the groups have no store: {self.problem}{on_rank()}")
             if self.opened is None:
                 self.opened = self.given or self._open()
             return self.opened

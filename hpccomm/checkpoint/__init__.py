@@ -27,7 +27,7 @@ from ..core.arrays import Array
 from ..core.group import ProcessGroup
 from ..core.non_member import Group, NonMember
 from ..core.work import CompletedWork, Work
-from ..errors import here
+from ..errors import on_rank
 from .async_saving import AsyncSaves
 from .destination import Destination
 from .files import steps_in
@@ -349,7 +349,9 @@ def load(
     """
     found = member(group)
     if isinstance(found, NonMember):
-        raise ValueError(f"checkpoint.load: this process is not a member of {found!r}; only its members load{here()}")
+        raise ValueError(
+            f"checkpoint.load: this process is not a member of {found!r}; only its members load{on_rank()}"
+        )
     finish(found)
     nodes = None if local is None else Nodes(OPERATION, found, local_folder(local, Path(folder)))
     return Loading(found, Path(folder), parts or {}, nodes).run(step, fall_back)

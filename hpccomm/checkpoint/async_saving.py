@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 
 from ..api.groups import usable
-from ..core.flight import NOT_FOLLOWED
 from ..core.group import ProcessGroup, child_of
 from ..core.registry import BackendConfig
 from ..core.work import Work
-from ..errors import DistError, here
+from ..core.work_info import NOT_FOLLOWED
+from ..errors import DistError, on_rank
 from ..job import failures, mpi_library
 from .copies import Copies
 from .saving import Saving
@@ -39,8 +39,8 @@ class AsyncSave(Work):
 
     def __init__(self, saving: Saving, group: ProcessGroup, writer: SimpleQueue[Saving | None]) -> None:
         super().__init__()
-        self.flight = NOT_FOLLOWED._replace(
-            op_type="checkpoint.save_async", number=saving.step, timeout=group.door.timeout
+        self.info = NOT_FOLLOWED._replace(
+            op_type="checkpoint.save_async", number=saving.step, timeout=group.dispatcher.timeout
         )
         self.saving = saving
         self._exchanges = exchanged(saving.end(), functools.partial(words_of_all, group))
@@ -73,7 +73,7 @@ class AsyncSave(Work):
 
     def _tell(self, warned: list[str] | None) -> None:
         if warned is None:  # of a generator that has ended before
-            raise CheckpointError(f"{self.saving.operation}: it was interrupted before its end{here()}")
+            raise CheckpointError(f"{self.saving.operation}: it was interrupted before its end{on_rank()}")
         for text in warned:
             self.add_done_callback(functools.partial(_warn, text))  # where -W error makes no error of it
 
@@ -130,7 +130,7 @@ class AsyncSaves:
         try:
             work.wait()
         except Exception as error:
-            if not work.is_told:  # it is too late, or a signal's handler has raised
+            if not work.is_notified:  # it is too late, or a signal's handler has raised
                 raise
             self._end(work)
             if isinstance(error, DistError) or not all(waited_for(words_of_all(self.own, was_seen))):

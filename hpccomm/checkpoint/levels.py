@@ -10,7 +10,7 @@ from typing import Any
 
 from ..core import checks
 from ..core.group import ProcessGroup
-from ..errors import here
+from ..errors import on_rank
 from . import files
 from .destination import file_of
 from .local import NOT_SHARED, NOTHING_HERE, LocalLevel
@@ -65,7 +65,7 @@ class Levels:
             if each["root"] != first["root"]:
                 raise ValueError(
                     f"{operation}: local is {each['root']!r} on rank {group.ranks[rank]}, and {first['root']!r} on "
-                    f"another one of its node; {self.local.needs}{here()}"
+                    f"another one of its node; {self.local.needs}{on_rank()}"
                 )
         last, undrained = max(((each["last"], each["undrained"]) for each in every), key=lambda each: each[0])
         self.local.undrained = 1 if last in every[0]["drained"] else undrained + 1
@@ -74,7 +74,7 @@ class Levels:
             self.warnings.append(
                 f"{operation}: partner=True, but all ranks are on one node, so there are no copies on another one: if "
                 f"it fails, what is not in the shared folder is lost. Start on several nodes, or give drain_every=1, "
-                f"or partner=False if that is all right{here()}"
+                f"or partner=False if that is all right{on_rank()}"
             )
 
     def copy(

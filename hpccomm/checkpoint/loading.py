@@ -11,7 +11,7 @@ from typing import Any
 
 from ..core import checks
 from ..core.group import ProcessGroup
-from ..errors import here
+from ..errors import on_rank
 from . import files
 from .nodes import Nodes
 from .parts import length_of, read_part
@@ -75,7 +75,7 @@ class Loading:
         asked = together(self.group, OPERATION, describe)
         if len(set(asked)) > 1:
             what = "(step, fall_back, whether local is given)"
-            raise ValueError(f"{OPERATION}: ranks ask for different things: {what} is {asked}{here()}")
+            raise ValueError(f"{OPERATION}: ranks ask for different things: {what} is {asked}{on_rank()}")
         checkpoint, skipped = self._load_from_nodes(self.nodes, step) if self.nodes is not None else (None, "")
         if checkpoint is None:
             checkpoint, skipped = self._load_from_folder(step, fall_back, skipped)

@@ -16,7 +16,7 @@ import numpy as np
 from ..core import checks
 from ..core.arrays import Array, locate
 from ..core.group import ProcessGroup
-from ..errors import here
+from ..errors import on_rank
 from . import files
 from .destination import Destination, file_of
 from .levels import Levels
@@ -291,7 +291,7 @@ class Saving:
             return []
         more = f", and {len(left) - 1} more" if len(left) > 1 else ""
         return [
-            f"checkpoint.save: step {self.step} is saved, but older files can't be removed: {left[0]}{more}{here()}"
+            f"checkpoint.save: step {self.step} is saved, but older files can't be removed: {left[0]}{more}{on_rank()}"
         ]
 
 
@@ -303,7 +303,7 @@ def _compare(operation: str, group: ProcessGroup, every: list[dict[str, Any]]) -
             if value != values[0]:
                 raise ValueError(
                     f"{operation}: {what} is {value} on rank {group.ranks[rank]}, and {values[0]} on rank "
-                    f"{group.ranks[0]}{here()}"
+                    f"{group.ranks[0]}{on_rank()}"
                 )
 
     for what in ("step", "keep", "overwrite"):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..core.group import ProcessGroup
 from ..core.work import Work
-from ..errors import here
+from ..errors import on_rank
 
 T = TypeVar("T")
 # What ranks do in turns: it yields this rank's word for all, and is sent the words of all ranks; or it yields a Work to
@@ -44,7 +44,7 @@ def attempt(operation: str, act: Callable[[], object]) -> Attempt:
         return Attempt(act())
     except Exception as error:  # whatever it is, the others must not wait
         kind = next(i for i, each in enumerate(KINDS) if isinstance(error, each))
-        text = str(error).removesuffix(here()).removeprefix(f"{operation}: ")
+        text = str(error).removesuffix(on_rank()).removeprefix(f"{operation}: ")
         if KINDS[kind] in (MemoryError, Exception):
             text = f"{type(error).__name__}: {text}"
         return Attempt(None, kind, text, error)

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..errors import here
+from ..errors import on_rank
 from .late import GPU_RUNTIME, late
 
 Array: TypeAlias = Any
@@ -129,13 +129,13 @@ def locate(operation: str, argument: str, array: Array) -> tuple[str, Any]:
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(
             f"{operation}: {argument} is a masked array, and the mask would be lost; "
-            f"communicate {argument}.data and {argument}.mask{here()}"
+            f"communicate {argument}.data and {argument}.mask{on_rank()}"
         )
     if isinstance(array, np.ndarray):
         for name, instead in _BESIDE_THE_BUFFER.items():
             if hasattr(type(array), name):  # not of the array: a field of np.recarray may have the name
                 raise TypeError(
-                    f"{operation}: {argument} is {_a(array)}, and its {name} would be lost; {instead}{here()}"
+                    f"{operation}: {argument} is {_a(array)}, and its {name} would be lost; {instead}{on_rank()}"
                 )
         return "cpu", array.view(np.ndarray)
     # A NumPy scalar has a buffer, but a copy of it: a result would vanish there. MPI.IN_PLACE has that of nothing.
@@ -149,7 +149,7 @@ def locate(operation: str, argument: str, array: Array) -> tuple[str, Any]:
                 reason = str(error).partition("\n")[0]
                 raise TypeError(
                     f"{operation}: {argument} is {_a(array)} that NumPy can't view without a copy: {reason}; make a "
-                    f"contiguous array of an ordinary dtype of it first{here()}"
+                    f"contiguous array of an ordinary dtype of it first{on_rank()}"
                 ) from error
         if hasattr(array, "__cuda_array_interface__"):
             return "cuda", _gpu_view(array)
@@ -159,7 +159,7 @@ def locate(operation: str, argument: str, array: Array) -> tuple[str, Any]:
             pass
     raise TypeError(
         f"{operation}: {argument} is {_a(array)}; expected a NumPy or CuPy array, or another object with the "
-        f"buffer protocol or DLPack ({instead_of_mpi4pys(array) or _INSTEAD}){here()}"
+        f"buffer protocol or DLPack ({instead_of_mpi4pys(array) or _INSTEAD}){on_rank()}"
     )
 
 

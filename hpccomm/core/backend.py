@@ -8,7 +8,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from ..errors import UnsupportedOperationError, here
+from ..errors import UnsupportedOperationError, on_rank
 from .work import JoinedWork, Work
 
 if TYPE_CHECKING:
@@ -31,15 +31,15 @@ class FastPath:
 
     is_open = False  # not in this class
     node_part = 0  # bytes that a rank may put into memory of the node at once; 0 while it has none with others
-    door: Any
+    dispatcher: Any
     count = 0  # collectives done; they are numbered with all others
     messages = 0  # messages done, likewise
-    passed_collectives = passed_messages = 0  # those that did not take it: the door's numbers
-    place = 0  # in the ring of the compiled room, where that remembers the last operations
+    passed_collectives = passed_messages = 0  # those that did not take it: the dispatcher's numbers
+    place = 0  # in the ring of the compiled extension, where that remembers the last operations
 
-    def attach(self, door: Any) -> None:
-        """Belong to a group's door: it identifies errors, and follows what is in flight."""
-        self.door = door
+    def attach(self, dispatcher: Any) -> None:
+        """Belong to a group's dispatcher: it identifies errors, and follows what is in flight."""
+        self.dispatcher = dispatcher
 
     def _not_done(self, *_: Any, **__: Any) -> bool:
         return False
@@ -78,11 +78,11 @@ class GPUFastPath:
     False. This class leaves all of them to the backend.
     """
 
-    door: Any
+    dispatcher: Any
 
-    def attach(self, door: Any) -> None:
-        """Belong to a group's door, which counts the operations."""
-        self.door = door
+    def attach(self, dispatcher: Any) -> None:
+        """Belong to a group's dispatcher, which counts the operations."""
+        self.dispatcher = dispatcher
 
     def _not_done(self, *_: Any) -> Any:
         return False
@@ -345,14 +345,14 @@ class Backend:
     def _is_not_nccl(self, operation: str) -> UnsupportedOperationError:
         return UnsupportedOperationError(
             f"backend {self.name!r} does not have it, NCCL has: make a group with "
-            f"new_group(backend='cpu:mpi,cuda:nccl'){here()}",
+            f"new_group(backend='cpu:mpi,cuda:nccl'){on_rank()}",
             operation,
         )
 
     def _lacks(self, operation: str) -> UnsupportedOperationError:
         return UnsupportedOperationError(
             f"backend {self.name!r} does not have it ({type(self).__name__}.{operation} is not overridden); use a "
-            f"group with another backend, for example new_group(backend='cpu:mpi'){here()}",
+            f"group with another backend, for example new_group(backend='cpu:mpi'){on_rank()}",
             operation,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from ..errors import DistBackendError, DistError, here
+from ..errors import DistBackendError, DistError, on_rank
 from . import registry
 from .backend import Backend
 from .late import OBJECT_TRANSPORT, late
@@ -12,18 +12,18 @@ from .options import BackendOptions, fields_of
 from .registry import OBJECTS
 
 if TYPE_CHECKING:
-    from .door import Door
+    from .dispatcher import Dispatcher
     from .group import ProcessGroup
 
 
 class LazyBackends(dict[str, Backend]):
     """The backends by device; each is made for the first array of its device."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
 
     def __missing__(self, device: str) -> Backend:
-        backend = make_backend(self._door.group, device)
+        backend = make_backend(self._dispatcher.group, device)
         self.put(device, backend)
         return backend
 
@@ -31,16 +31,16 @@ class LazyBackends(dict[str, Backend]):
         """Add the backend of a device, and its fast path."""
         self[device] = backend
         if device == "cpu":
-            self._door.take_fast_path(backend.fast_path)
+            self._dispatcher.take_fast_path(backend.fast_path)
         else:
-            self._door.take_gpu_fast_path(backend.gpu_fast_path)
+            self._dispatcher.take_gpu_fast_path(backend.gpu_fast_path)
 
 
 class Destroyed(dict[str, Backend]):
     """The backends of a destroyed group."""
 
     def __init__(self, group: ProcessGroup, refusal: str = "has been destroyed; make another one") -> None:
-        self.refusal = f"the process group {group.name!r} {refusal}{here()}"
+        self.refusal = f"the process group {group.name!r} {refusal}{on_rank()}"
 
     def __missing__(self, device: str) -> Backend:
         raise DistError(self.refusal)
@@ -54,7 +54,7 @@ def make_backend(group: ProcessGroup, device: str) -> Backend:
     if name is None:
         raise DistError(
             f"{group!r} has no backend for {device} arrays; start with "
-            f"init_process_group('{group.config},{device}:...') or backend=None{here()}"
+            f"init_process_group('{group.config},{device}:...') or backend=None{on_rank()}"
         )
     return created(name, options_for(group, device))
 
@@ -73,14 +73,14 @@ def created(name: str, options: BackendOptions) -> Backend:
         creator = row.load()
     except (ImportError, AttributeError) as error:
         raise DistBackendError(
-            f"the {name!r} backend, which serves {options.device} arrays, can't be loaded: {error}{here()}"
+            f"the {name!r} backend, which serves {options.device} arrays, can't be loaded: {error}{on_rank()}"
         ) from error
     if row.extended_api:
         backend = creator(options, None)
     else:
         backend = creator(options.store, options.rank, options.size, options.timeout)
     if not isinstance(backend, Backend):
-        raise TypeError(f"the creator of backend {name!r} returned {backend!r}; expected a Backend{here()}")
+        raise TypeError(f"the creator of backend {name!r} returned {backend!r}; expected a Backend{on_rank()}")
     if type(backend).name == Backend.name:
         backend.name = name
     return backend

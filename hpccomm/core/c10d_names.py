@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from ..errors import here
+from ..errors import on_rank
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -23,7 +23,7 @@ def either(operation: str, /, **two: Any) -> Any:
     """
     (ours, given), (theirs, value) = two.items()
     if given is not None:
-        raise TypeError(f"{operation}: {ours} and {theirs} are one argument; give it once{here()}")
+        raise TypeError(f"{operation}: {ours} and {theirs} are one argument; give it once{on_rank()}")
     return value
 
 
@@ -49,7 +49,7 @@ def c10d_names(*ignored: str, only_none: tuple[str, ...] = (), **ours: str) -> C
                 named[name] = either(function.__name__, **{name: named.get(name), theirs: named.pop(theirs)})
             for theirs in named.keys() & {*ignored, *only_none}:
                 if named.pop(theirs) not in (None, False) and theirs in only_none:
-                    raise ValueError(f"{function.__name__}: hpccomm has no {theirs}; leave it out, or None{here()}")
+                    raise ValueError(f"{function.__name__}: hpccomm has no {theirs}; leave it out, or None{on_rank()}")
             return function(*arguments, **named)
 
         return cast("Function", call)

@@ -1,6 +1,6 @@
 """The checks of each operation's arguments: one function for its ordinary, persistent and batched form.
 
-A function returns the Call, which is all that the door (`Door.run`) needs. Nothing is sent, and no array is touched.
+A function returns the Call that `Dispatcher.run` takes. It sends nothing and touches no array.
 `form` is added to the operation's name in messages: ``"_init"``. Ranks are ranks of the group. Where the list of
 operations says all, a tool writes the function (`generated.py`); the others stand here.
 """
@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ..errors import UnsupportedOperationError, here
+from ..errors import UnsupportedOperationError, on_rank
 from . import checks
 from .annotations import Arrays, Integer, SplitSizes
 from .arrays import Array
@@ -53,7 +53,7 @@ class Call(tuple[str, str, Any, tuple[Any, ...]]):
 
 def refuse_average(name: str) -> NoReturn:
     """Raise for AVG of a prefix."""
-    raise ValueError(f"{name}: AVG has no meaning for a prefix; use SUM and divide by the rank + 1{here()}")
+    raise ValueError(f"{name}: AVG has no meaning for a prefix; use SUM and divide by the rank + 1{on_rank()}")
 
 
 def all_to_all_single(
@@ -73,7 +73,7 @@ def all_to_all_single(
     to_send = checks.splits(name, "input", view, input_split_sizes, group.size)
     own, room = to_send[group.rank], to_receive[group.rank]
     if own != room:
-        raise ValueError(f"{name}: this rank sends {own} elements to itself, but output has room for {room}{here()}")
+        raise ValueError(f"{name}: this rank sends {own} elements to itself, but output has room for {room}{on_rank()}")
     # Equal parts are a form, not a coincidence of counts: ranks can't see each other's counts, and decide alike.
     if not checks.has_splits(output_split_sizes) and not checks.has_splits(input_split_sizes):
         return Call(("all_to_all_single", device, output, (out, view, None, None)))
@@ -88,7 +88,7 @@ def all_gather_coalesced(group: Membership, output_lists: Sequence[Arrays], arra
     if len(rows) != group.size or any(not isinstance(row, Sequence) or len(row) != len(views) for row in rows):
         raise ValueError(
             f"{name}: output_lists must be {group.size} lists (one per rank) of {len(views)} arrays "
-            f"(one per input){here()}"
+            f"(one per input){on_rank()}"
         )
     outputs = []
     for owner, output_list in enumerate(output_lists):
@@ -110,7 +110,9 @@ def sendrecv(
     device, view = checks.readable("sendrecv", "array", array)
     device_out, out = checks.writable("sendrecv", "output", output)
     if device != device_out:
-        raise ValueError(f"sendrecv: array and output are on {device} and {device_out}; one call, one device{here()}")
+        raise ValueError(
+            f"sendrecv: array and output are on {device} and {device_out}; one call, one device{on_rank()}"
+        )
     dst = rank(group, "sendrecv: dst", dst)
     source = None if src is None else rank(group, "sendrecv: src", src)
     tag = tag_number(group, "sendrecv", "tag", tag)
@@ -124,7 +126,7 @@ def peer_number(group: Membership, name: str, argument: str, given: int, is_bloc
     if is_blocking and peer == group.rank:
         hint = "; use async_op=True" if name.endswith("list") else f"; use i{name}, or sendrecv"
         raise ValueError(
-            f"{name}: {argument} is this rank itself, which a blocking {name} would wait for for ever{hint}{here()}"
+            f"{name}: {argument} is this rank itself, which a blocking {name} would wait for for ever{hint}{on_rank()}"
         )
     return peer
 
@@ -145,7 +147,7 @@ def objects(name: str, argument: str, given: Any, is_filled: bool = True) -> lis
     kind = MutableSequence if is_filled else Sequence
     is_list = isinstance(given, kind) and not isinstance(given, str | bytes | bytearray | deque)
     if not is_list and not (isinstance(given, np.ndarray) and given.dtype.hasobject):
-        raise TypeError(f"{name}: {argument} is a {type(given).__name__}; expected a list, such as [obj]{here()}")
+        raise TypeError(f"{name}: {argument} is a {type(given).__name__}; expected a list, such as [obj]{on_rank()}")
     return list(given)
 
 
@@ -154,7 +156,7 @@ def slots(group: Membership, name: str, argument: str, given: Any, is_filled: bo
     objects(name, argument, given, is_filled)
     if len(given) != group.size:
         expected = f"expected one for each of the {group.size} ranks"
-        raise ValueError(f"{name}: {argument} has {len(given)} slots; {expected}{here()}")
+        raise ValueError(f"{name}: {argument} has {len(given)} slots; {expected}{on_rank()}")
 
 
 # -- the rest ----------------------------------------------------------------------------------------
@@ -164,7 +166,7 @@ def time_to_wait(name: str, timeout: timedelta | float) -> float:
     """Accept a time of 0 or more; return it in seconds."""
     seconds = as_seconds(timeout, f"{name}: timeout")
     if not seconds >= 0:
-        raise ValueError(f"{name}: timeout is {timeout}; expected 0 or more seconds{here()}")
+        raise ValueError(f"{name}: timeout is {timeout}; expected 0 or more seconds{on_rank()}")
     return seconds
 
 
@@ -173,7 +175,7 @@ def new_array(name: str, shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dt
     given = shape if isinstance(shape, tuple | list) else (shape,)
     lengths = tuple(checks.integer(f"{name}: a length of shape", length) for length in given)
     if any(length < 0 for length in lengths):
-        raise ValueError(f"{name}: shape is {shape}; a length can't be negative{here()}")
+        raise ValueError(f"{name}: shape is {shape}; a length can't be negative{on_rank()}")
     kind = np.dtype(dtype)
     checks.writable(name, "the array", np.empty(0, kind))
     return lengths, kind
@@ -188,7 +190,7 @@ def rank(group: Membership, what: str, given: Integer) -> int:
     if not 0 <= number < group.size:
         from ..process.alone import start_more
 
-        raise ValueError(f"{what} is {number}; expected 0 to {group.size - 1}{start_more()}{here()}")
+        raise ValueError(f"{what} is {number}; expected 0 to {group.size - 1}{start_more()}{on_rank()}")
     return number
 
 
@@ -197,7 +199,7 @@ def tag_number(group: Membership, name: str, argument: str, given: int) -> int:
     tag = checks.integer(f"{name}: {argument}", given)
     if not 0 <= tag <= group.largest_tag:
         hint = " (MPI.ANY_TAG: a receive names its tag)" if tag == -1 else ""  # it is -1 in MPICH and in Open MPI
-        raise ValueError(f"{name}: {argument} is {tag}; this MPI allows 0 to {group.largest_tag}{hint}{here()}")
+        raise ValueError(f"{name}: {argument} is {tag}; this MPI allows 0 to {group.largest_tag}{hint}{on_rank()}")
     return tag
 
 
@@ -205,13 +207,13 @@ def sparse_messages(group: Membership, arrays: Any) -> dict[int, list[Any] | tup
     """Accept a tuple of host arrays for each of some ranks, or one array, which becomes a list of one."""
     name, found = "all_to_all_sparse", {}
     if not isinstance(arrays, Mapping):
-        raise TypeError(f"{name}: arrays is a {type(arrays).__name__}; expected a dict, arrays by receivers{here()}")
+        raise TypeError(f"{name}: arrays is a {type(arrays).__name__}; expected a dict, arrays by receivers{on_rank()}")
     for dst, given in arrays.items():
         views = []
         for each in given if isinstance(given, (tuple, list)) else [given]:
             device, view = checks.readable(name, f"arrays[{dst!r}]", each)
             if device != "cpu":
-                raise UnsupportedOperationError(f"not for {device} arrays; copy them to the host{here()}", name)
+                raise UnsupportedOperationError(f"not for {device} arrays; copy them to the host{on_rank()}", name)
             views.append(view)
         found[rank(group, f"{name}: a receiver", dst)] = tuple(views) if isinstance(given, (tuple, list)) else views
     return found
@@ -221,10 +223,10 @@ def has_list(group: Membership, name: str, argument: str, given: Any, role: str,
     """Return True on the root; raise if the list is missing there, or given on another rank."""
     if group.rank == root:
         if given is None:
-            raise ValueError(f"{name}: {argument} is missing, and this rank is the {role}{here()}")
+            raise ValueError(f"{name}: {argument} is missing, and this rank is the {role}{on_rank()}")
         return True
     if given is not None and len(given):
         raise ValueError(
-            f"{name}: {argument} is given, but this rank is not the {role}; pass it on that rank only{here()}"
+            f"{name}: {argument} is given, but this rank is not the {role}; pass it on that rank only{on_rank()}"
         )
     return False

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray  # looked up at every call
 
-from ..errors import UnsupportedOperationError, here
+from ..errors import UnsupportedOperationError, on_rank
 from .annotations import SplitSizes
 from .arrays import Array, is_read_only, locate
 from .operation_list import OPERATIONS
@@ -42,7 +42,7 @@ def integer(what: str, value: Any) -> int:
             return index(value)
         except TypeError:
             pass
-    raise TypeError(f"{what} is {value!r}; expected an integer{here()}")
+    raise TypeError(f"{what} is {value!r}; expected an integer{on_rank()}")
 
 
 def readable(operation: str, argument: str, array: Array) -> tuple[str, Any]:
@@ -62,12 +62,12 @@ def writable(operation: str, argument: str, array: Array) -> tuple[str, Any]:
     if not is_writable:
         raise ValueError(
             f"{operation}: {argument} is read-only, and the result would be written to it; communicate a copy, such as "
-            f"{argument}.copy(){here()}"
+            f"{argument}.copy(){on_rank()}"
         )
     if device != "cpu" and 0 in getattr(view, "strides", ()) and repeats(view):
         raise ValueError(
             f"{operation}: elements of {argument} share memory (strides {view.strides}), and each would get a result "
-            f"of its own; give a copy{here()}"
+            f"of its own; give a copy{on_rank()}"
         )
     return device, view
 
@@ -82,10 +82,10 @@ def array_list(operation: str, argument: str, arrays: Sequence[Array], check: An
     if isinstance(arrays, np.ndarray) or not isinstance(arrays, Sequence):
         hint = _HINTS.get(argument, "") if isinstance(arrays, np.ndarray) else ""
         raise TypeError(
-            f"{operation}: {argument} is a {type(arrays).__name__}; expected a list of arrays{hint}{here()}"
+            f"{operation}: {argument} is a {type(arrays).__name__}; expected a list of arrays{hint}{on_rank()}"
         )
     if not arrays:
-        raise ValueError(f"{operation}: {argument} is empty{here()}")
+        raise ValueError(f"{operation}: {argument} is empty{on_rank()}")
     # At once, for there may be thousands of small ones.
     if set(map(type, arrays)) == {ndarray} and set(map(_dtype, arrays)) <= movable and all(map(_writeable, arrays)):
         return "cpu", list(arrays)
@@ -93,7 +93,7 @@ def array_list(operation: str, argument: str, arrays: Sequence[Array], check: An
     devices = {device for device, _ in placed}
     if len(devices) > 1:
         raise ValueError(
-            f"{operation}: {argument} has arrays on {' and '.join(sorted(devices))}; one call, one device{here()}"
+            f"{operation}: {argument} has arrays on {' and '.join(sorted(devices))}; one call, one device{on_rank()}"
         )
     return placed[0][0], [view for _, view in placed]
 
@@ -117,12 +117,12 @@ def one_for_each_rank(
 
         raise ValueError(
             f"{operation}: {argument} has {len(views)} array{'s' * (len(views) != 1)}, "
-            f"but the group has {ranks} rank{'s' * (ranks != 1)}{start_more()}{here()}"
+            f"but the group has {ranks} rank{'s' * (ranks != 1)}{start_more()}{on_rank()}"
         )
     for i, view in enumerate(views):
         if view.dtype != views[0].dtype:
             raise TypeError(
-                f"{operation}: {argument}[{i}] is {view.dtype}, but {argument}[0] is {views[0].dtype}{here()}"
+                f"{operation}: {argument}[{i}] is {view.dtype}, but {argument}[0] is {views[0].dtype}{on_rank()}"
             )
     return device, views
 
@@ -148,9 +148,9 @@ def reducible(
 def alike(operation: str, names: str, device: str, array: Any, other_device: str, other: Any) -> None:
     """Raise if two arrays of one call differ in device or dtype."""
     if device != other_device:
-        raise ValueError(f"{operation}: {names} are on {device} and {other_device}; one call, one device{here()}")
+        raise ValueError(f"{operation}: {names} are on {device} and {other_device}; one call, one device{on_rank()}")
     if array.dtype != other.dtype:
-        raise TypeError(f"{operation}: {names} are {array.dtype} and {other.dtype}; expected the same dtype{here()}")
+        raise TypeError(f"{operation}: {names} are {array.dtype} and {other.dtype}; expected the same dtype{on_rank()}")
 
 
 def pairs_fit(large: list[Any], small: list[Any], ranks: int) -> bool:
@@ -165,7 +165,7 @@ def multiple(operation: str, large_name: str, large: Any, small_name: str, small
     if large.size != ranks * small.size:
         raise ValueError(
             f"{operation}: {large_name} has {large.size} elements; expected {ranks * small.size}, "
-            f"{ranks} ranks times the {small.size} of {small_name}{here()}"
+            f"{ranks} ranks times the {small.size} of {small_name}{on_rank()}"
         )
 
 
@@ -173,7 +173,9 @@ def like(operation: str, names: str, device: str, array: Any, other_device: str,
     """Raise if two arrays of one call differ in device, dtype or number of elements."""
     alike(operation, names, device, array, other_device, other)
     if array.size != other.size:
-        raise ValueError(f"{operation}: {names} have {array.size} and {other.size} elements; expected as many{here()}")
+        raise ValueError(
+            f"{operation}: {names} have {array.size} and {other.size} elements; expected as many{on_rank()}"
+        )
 
 
 def pairs(
@@ -184,7 +186,7 @@ def pairs(
     if len(outputs) != len(inputs):
         raise ValueError(
             f"{operation}: there are {len(outputs)} {outputs_name} and {len(inputs)} {inputs_name}; "
-            f"expected pairs{here()}"
+            f"expected pairs{on_rank()}"
         )
     large, small = (outputs, inputs) if is_output_larger else (inputs, outputs)
     if device == other_device == "cpu" and pairs_fit(large, small, ranks):
@@ -201,7 +203,7 @@ def reduction(operation: str, argument: str, array: Any, op: ReduceOpLike) -> Re
     given, op = op, as_reduce_op(operation, op)
     if (_kinds.get(array.dtype) or _kind_of(array.dtype)) not in op.kinds:
         raise TypeError(
-            f"{operation}: {op!r} is not defined for {argument}'s dtype {array.dtype}{_instead(array, op)}{here()}"
+            f"{operation}: {op!r} is not defined for {argument}'s dtype {array.dtype}{_instead(array, op)}{on_rank()}"
         )
     if op is ReduceOp.REPRODUCIBLE_SUM:
         return _reproducible(operation, argument, array.dtype)
@@ -223,17 +225,17 @@ def _reproducible(operation: str, argument: str, dtype: Any) -> ReduceOp:
     takes = [name for name, spec in OPERATIONS.items() if spec.reduces and not name.endswith(("_coalesced", "_sparse"))]
     if operation not in takes:
         raise UnsupportedOperationError(
-            f"{operation}: there is no reproducible sum of this form; call one of {', '.join(takes)}{here()}"
+            f"{operation}: there is no reproducible sum of this form; call one of {', '.join(takes)}{on_rank()}"
         )
     if dtype.itemsize > (16 if dtype.kind == "c" else 8):
-        raise TypeError(f"{operation}: REPRODUCIBLE_SUM is not defined for {argument}'s dtype {dtype}{here()}")
+        raise TypeError(f"{operation}: REPRODUCIBLE_SUM is not defined for {argument}'s dtype {dtype}{on_rank()}")
     return ReduceOp.REPRODUCIBLE_SUM
 
 
 def _kind_of(dtype: Any) -> str:
     """Return NumPy's letter of a dtype's kind; "-" if it has no arithmetic."""
     if not hasattr(dtype, "name"):  # of another library
-        raise TypeError(f"{dtype} is no dtype of NumPy's or CuPy's: convert the array to one that is{here()}")
+        raise TypeError(f"{dtype} is no dtype of NumPy's or CuPy's: convert the array to one that is{on_rank()}")
     if dtype.name == "bfloat16":  # whose kind is V, for NumPy
         kind = "f"
     elif getattr(dtype, "isbuiltin", 1) == 2:  # ml_dtypes' other types: storage formats
@@ -260,7 +262,7 @@ def _check_factor(operation: str, dtype: np.dtype[Any], op: Any) -> None:
     fits = dtype.kind not in "iu" or (factor_kind in "biu" and np.iinfo(dtype).min <= op.factor <= np.iinfo(dtype).max)
     if np.ndim(op.factor) or factor_kind not in allowed or not fits:
         raise TypeError(
-            f"{operation}: the factor {op.factor!r} can't multiply a {dtype} array in its own dtype{here()}"
+            f"{operation}: the factor {op.factor!r} can't multiply a {dtype} array in its own dtype{on_rank()}"
         )
 
 
@@ -268,13 +270,13 @@ def _check_dtype(operation: str, argument: str, dtype: Any) -> None:
     if dtype.hasobject:
         raise TypeError(
             f"{operation}: {argument} holds Python objects (dtype {dtype}); "
-            f"use the *_object functions, or give it a numeric dtype{here()}"
+            f"use the *_object functions, or give it a numeric dtype{on_rank()}"
         )
     # ml_dtypes' own types have no byte order that could be foreign
     if not dtype.isnative:
         raise TypeError(
             f"{operation}: {argument} has a foreign byte order (dtype {dtype.str}); "
-            f"use {argument}.astype({argument}.dtype.newbyteorder('=')){here()}"
+            f"use {argument}.astype({argument}.dtype.newbyteorder('=')){on_rank()}"
         )
     movable.add(dtype)
 
@@ -292,16 +294,16 @@ def splits(operation: str, argument: str, array: Any, given: SplitSizes, ranks: 
         if shape[0] % ranks:
             raise ValueError(
                 f"{operation}: {argument} has {shape[0]} rows, which {ranks} ranks can't share equally; "
-                f"pass {argument}_split_sizes{here()}"
+                f"pass {argument}_split_sizes{on_rank()}"
             )
         return [shape[0] // ranks * row] * ranks
     if not hasattr(given, "__len__"):
-        raise TypeError(f"{operation}: {argument}_split_sizes is {given!r}; expected a list of integers{here()}")
+        raise TypeError(f"{operation}: {argument}_split_sizes is {given!r}; expected a list of integers{on_rank()}")
     counts = [integer(f"{operation}: an entry of {argument}_split_sizes", count) for count in given]
     if len(counts) != ranks or min(counts) < 0 or sum(counts) != shape[0]:
         raise ValueError(
             f"{operation}: {argument}_split_sizes is {counts}; expected {ranks} non-negative numbers "
-            f"that add up to the {shape[0]} rows of {argument}{here()}"
+            f"that add up to the {shape[0]} rows of {argument}{on_rank()}"
         )
     return [count * row for count in counts]
 
@@ -312,5 +314,5 @@ def same_new_array(operation: str, wishes: Sequence[tuple[tuple[int, ...], Any]]
         if (shape, dtype) != wishes[0]:
             raise ValueError(
                 f"{operation}: rank {rank} of the group asks for shape {shape} and dtype {dtype}, but rank 0 "
-                f"for {wishes[0][0]} and {wishes[0][1]}; all ranks must ask for the same{here()}"
+                f"for {wishes[0][0]} and {wishes[0][1]}; all ranks must ask for the same{on_rank()}"
             )

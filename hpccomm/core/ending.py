@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DistTimeoutError, here
+from ..errors import DistTimeoutError, on_rank
 from ..job import failures
 from ..process.stderr import tell
 from .observers import who_is_late
@@ -32,7 +32,7 @@ def finish(group: ProcessGroup, deadline: float) -> list[str]:
     A Work that has timed out already is left to `give_up_the_rest`, because the others may be in `destroy` themselves;
     but not one that a thread is executing: MPI could not be finalised under it.
     """
-    works, looks = [work for work in list(group.door.in_flight) if not work.has_timed_out], pauses()
+    works, looks = [work for work in list(group.dispatcher.in_flight) if not work.has_timed_out], pauses()
     # All in turn: a GPU may wait for a rank that waits for a message of the host, which goes on when it is looked at.
     while sum(work.has_ended() for work in works) < len(works) and time.monotonic() < deadline:
         pause(next(looks))
@@ -44,9 +44,9 @@ def finish(group: ProcessGroup, deadline: float) -> list[str]:
         except Exception:  # told below, with those that failed earlier
             work.error_was_seen = False
     # the program dropped these Works, and with them their errors
-    unseen = [f"{work!r}: {work.error}" for work in group.door.failed if not work.error_was_seen]
-    group.door.failed.clear()
-    for persistent in list(group.door.persistent):
+    unseen = [f"{work!r}: {work.error}" for work in group.dispatcher.failed if not work.error_was_seen]
+    group.dispatcher.failed.clear()
+    for persistent in list(group.dispatcher.persistent):
         persistent.wait(max(0.0, deadline - time.monotonic()))
         persistent.free()
     return unseen
@@ -57,7 +57,7 @@ def meet(group: ProcessGroup, deadline: float) -> bool:
 
     Nothing collective begins before that; nor afterwards, if one rank leaves, or has an operation that has not ended.
     """
-    frees = all(work.has_ended() for work in list(group.door.in_flight))
+    frees = all(work.has_ended() for work in list(group.dispatcher.in_flight))
     limit, has_said = max(deadline - time.monotonic(), SHORTEST_MEETING), group.leaving is not None
 
     def give_up(waited: float, absent: int | None) -> None:
@@ -69,7 +69,7 @@ def meet(group: ProcessGroup, deadline: float) -> bool:
         if waited > limit:
             raise DistTimeoutError(
                 f"destroy of {group!r}: other ranks have not called it within {waited:.1f} s; "
-                f"every rank of the group has to{here()}{who_is_late()}"
+                f"every rank of the group has to{on_rank()}{who_is_late()}"
             )
 
     try:
@@ -82,10 +82,10 @@ def meet(group: ProcessGroup, deadline: float) -> bool:
 
 def give_up_the_rest(group: ProcessGroup) -> bool:
     """Give up the operations still in flight when every rank has come to destroy the group; return True if any was."""
-    left = [work for work in list(group.door.in_flight) if not work.has_ended()]
+    left = [work for work in list(group.dispatcher.in_flight) if not work.has_ended()]
     if left:
         error = DistTimeoutError(
-            f"given up when {group!r} was destroyed: not every rank has made the matching call{here()}"
+            f"given up when {group!r} was destroyed: not every rank has made the matching call{on_rank()}"
         )
         for work in left:
             work.give_up(error, time.monotonic())
@@ -106,14 +106,14 @@ def abandon(group: ProcessGroup, dead: Sequence[int]) -> None:
     """End operations in flight with RankFailedError, without the other ranks: the (global) ranks `dead` have died."""
     error = failures.rank_failed(f"in flight on {group!r}", tuple(dead))
     deadline = time.monotonic() + LONGEST_END
-    for backend in group.door.backends.values():
+    for backend in group.dispatcher.backends.values():
         backend.abort()
-    for work in list(group.door.in_flight):
+    for work in list(group.dispatcher.in_flight):
         work.give_up(error, deadline)
-    for persistent in group.door.persistent:
+    for persistent in group.dispatcher.persistent:
         persistent.give_up(error, deadline)
-    group.door.in_flight.clear()
-    group.door.failed.clear()
+    group.dispatcher.in_flight.clear()
+    group.dispatcher.failed.clear()
 
 
 def leave(group: ProcessGroup, tells: bool) -> None:
@@ -136,7 +136,7 @@ def leave(group: ProcessGroup, tells: bool) -> None:
             raise
         return
     for each in (group, *group.children):
-        for backend in list(each.door.backends.values()):
+        for backend in list(each.dispatcher.backends.values()):
             backend.leave()
 
 

@@ -152,14 +152,14 @@ class WorkFuture(Driven):
     def look(self) -> None:
         """Poll the Work; it has not ended before the hooks, maybe in another thread, have been called."""
         work = self._work
-        if work is not None and work.is_completed() and work.is_told:
+        if work is not None and work.is_completed() and work.is_notified:
             self.settle(work)
 
     def settle(self, work: Work) -> None:
         """Complete with the result or the error of the Work, which has ended."""
         with contextlib.suppress(concurrent.futures.InvalidStateError):  # another thread has
             if work.error is None:
-                self.set_result(work.flight.result)
+                self.set_result(work.info.result)
             else:
                 work.error_was_seen = True
                 self.set_exception(work.error)

@@ -26,7 +26,7 @@ from .checks import (
     reductions,
     writable,
 )
-from .door import Door
+from .dispatcher import Dispatcher
 from .members import Members
 from .options import Membership
 from .reduce_op import SUM, ReduceOp, ReduceOpLike
@@ -215,9 +215,9 @@ def recv(group: Membership, array: Array, src: int | None, tag: int, form: str =
 
 
 class GeneratedOperations(Members):
-    """Methods of :class:`ProcessGroup`, in three steps: the fast path, the checks, the door."""
+    """Methods of :class:`ProcessGroup`, in three steps: the fast path, the checks, the dispatcher."""
 
-    door: Door
+    dispatcher: Dispatcher
 
     if TYPE_CHECKING:  # a method of Operations
 
@@ -227,77 +227,79 @@ class GeneratedOperations(Members):
     def broadcast(self, array: Array, root: int = 0, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.broadcast`."""
         if async_op:
-            if (work := self.door.fast.ibroadcast(array, root)) is not None:
+            if (work := self.dispatcher.fast.ibroadcast(array, root)) is not None:
                 return work
-        elif self.door.fast.broadcast(array, root):
+        elif self.dispatcher.fast.broadcast(array, root):
             return None
-        if type(array) is not ndarray and (done := self.door.fast_on_gpu.broadcast(array, root, async_op)):
+        if type(array) is not ndarray and (done := self.dispatcher.fast_on_gpu.broadcast(array, root, async_op)):
             return done if async_op else None
-        return self.door.run(broadcast(self, array, root), async_op)
+        return self.dispatcher.run(broadcast(self, array, root), async_op)
 
     @asynchronous_method
     def reduce(self, array: Array, root: int = 0, op: ReduceOpLike = SUM, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.reduce`."""
-        if not async_op and self.door.fast.reduce(array, root, op):
+        if not async_op and self.dispatcher.fast.reduce(array, root, op):
             return None
-        if type(array) is not ndarray and (done := self.door.fast_on_gpu.reduce(array, root, op, async_op)):
+        if type(array) is not ndarray and (done := self.dispatcher.fast_on_gpu.reduce(array, root, op, async_op)):
             return done if async_op else None
         return self._reduce(reduce(self, array, root, op), async_op)
 
     @asynchronous_method
     def scan(self, array: Array, op: ReduceOpLike = SUM, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.scan`."""
-        if not async_op and self.door.fast.scan(array, op):
+        if not async_op and self.dispatcher.fast.scan(array, op):
             return None
         return self._reduce(scan(self, array, op), async_op)
 
     @asynchronous_method
     def exscan(self, array: Array, op: ReduceOpLike = SUM, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.exscan`."""
-        if not async_op and self.door.fast.exscan(array, op):
+        if not async_op and self.dispatcher.fast.exscan(array, op):
             return None
         return self._reduce(exscan(self, array, op), async_op)
 
     @asynchronous_method
     def all_gather(self, output_list: Arrays, array: Array, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.all_gather`."""
-        if not async_op and self.door.fast.all_gather(output_list, array):
+        if not async_op and self.dispatcher.fast.all_gather(output_list, array):
             return None
-        return self.door.run(all_gather(self, output_list, array), async_op)
+        return self.dispatcher.run(all_gather(self, output_list, array), async_op)
 
     @asynchronous_method
     def all_gather_single(self, output: Array, input: Array, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.all_gather_single`."""
-        if not async_op and self.door.fast.all_gather_single(output, input):
+        if not async_op and self.dispatcher.fast.all_gather_single(output, input):
             return None
-        if type(output) is not ndarray and (done := self.door.fast_on_gpu.all_gather_single(output, input, async_op)):
+        if type(output) is not ndarray and (
+            done := self.dispatcher.fast_on_gpu.all_gather_single(output, input, async_op)
+        ):
             return done if async_op else None
-        return self.door.run(all_gather_single(self, output, input), async_op)
+        return self.dispatcher.run(all_gather_single(self, output, input), async_op)
 
     @asynchronous_method
     def gather(
         self, array: Array, gather_list: Arrays | None = None, root: int = 0, async_op: bool = False
     ) -> Work | None:
         """See :func:`hpccomm.gather`."""
-        if not async_op and self.door.fast.gather(array, gather_list, root):
+        if not async_op and self.dispatcher.fast.gather(array, gather_list, root):
             return None
-        return self.door.run(gather(self, array, gather_list, root), async_op)
+        return self.dispatcher.run(gather(self, array, gather_list, root), async_op)
 
     @asynchronous_method
     def scatter(
         self, output: Array, scatter_list: Arrays | None = None, root: int = 0, async_op: bool = False
     ) -> Work | None:
         """See :func:`hpccomm.scatter`."""
-        if not async_op and self.door.fast.scatter(output, scatter_list, root):
+        if not async_op and self.dispatcher.fast.scatter(output, scatter_list, root):
             return None
-        return self.door.run(scatter(self, output, scatter_list, root), async_op)
+        return self.dispatcher.run(scatter(self, output, scatter_list, root), async_op)
 
     @asynchronous_method
     def reduce_scatter(
         self, output: Array, input_list: Arrays, op: ReduceOpLike = SUM, async_op: bool = False
     ) -> Work | None:
         """See :func:`hpccomm.reduce_scatter`."""
-        if not async_op and self.door.fast.reduce_scatter(output, input_list, op):
+        if not async_op and self.dispatcher.fast.reduce_scatter(output, input_list, op):
             return None
         return self._reduce(reduce_scatter(self, output, input_list, op), async_op)
 
@@ -306,10 +308,10 @@ class GeneratedOperations(Members):
         self, output: Array, input: Array, op: ReduceOpLike = SUM, async_op: bool = False
     ) -> Work | None:
         """See :func:`hpccomm.reduce_scatter_single`."""
-        if not async_op and self.door.fast.reduce_scatter_single(output, input, op):
+        if not async_op and self.dispatcher.fast.reduce_scatter_single(output, input, op):
             return None
         if type(output) is not ndarray and (
-            done := self.door.fast_on_gpu.reduce_scatter_single(output, input, op, async_op)
+            done := self.dispatcher.fast_on_gpu.reduce_scatter_single(output, input, op, async_op)
         ):
             return done if async_op else None
         return self._reduce(reduce_scatter_single(self, output, input, op), async_op)
@@ -317,93 +319,93 @@ class GeneratedOperations(Members):
     @asynchronous_method
     def all_to_all(self, output_list: Arrays, input_list: Arrays, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.all_to_all`."""
-        if not async_op and self.door.fast.all_to_all(output_list, input_list):
+        if not async_op and self.dispatcher.fast.all_to_all(output_list, input_list):
             return None
-        return self.door.run(all_to_all(self, output_list, input_list), async_op)
+        return self.dispatcher.run(all_to_all(self, output_list, input_list), async_op)
 
     @asynchronous_method
     def all_reduce_coalesced(self, arrays: Arrays, op: ReduceOpLike = SUM, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.all_reduce_coalesced`."""
-        if not async_op and self.door.fast.all_reduce_coalesced(arrays, op):
+        if not async_op and self.dispatcher.fast.all_reduce_coalesced(arrays, op):
             return None
-        return self.door.run(all_reduce_coalesced(self, arrays, op), async_op)
+        return self.dispatcher.run(all_reduce_coalesced(self, arrays, op), async_op)
 
     @asynchronous_method
     def broadcast_coalesced(self, arrays: Arrays, root: int = 0, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.broadcast_coalesced`."""
-        if not async_op and self.door.fast.broadcast_coalesced(arrays, root):
+        if not async_op and self.dispatcher.fast.broadcast_coalesced(arrays, root):
             return None
-        return self.door.run(broadcast_coalesced(self, arrays, root), async_op)
+        return self.dispatcher.run(broadcast_coalesced(self, arrays, root), async_op)
 
     @asynchronous_method
     def all_gather_coalesced(
         self, output_lists: Sequence[Arrays], arrays: Arrays, async_op: bool = False
     ) -> Work | None:
         """See :func:`hpccomm.all_gather_coalesced`."""
-        if not async_op and self.door.fast.all_gather_coalesced(output_lists, arrays):
+        if not async_op and self.dispatcher.fast.all_gather_coalesced(output_lists, arrays):
             return None
-        return self.door.run(calls.all_gather_coalesced(self, output_lists, arrays), async_op)
+        return self.dispatcher.run(calls.all_gather_coalesced(self, output_lists, arrays), async_op)
 
     @asynchronous_method
     def all_gather_single_coalesced(self, outputs: Arrays, inputs: Arrays, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.all_gather_single_coalesced`."""
-        if not async_op and self.door.fast.all_gather_single_coalesced(outputs, inputs):
+        if not async_op and self.dispatcher.fast.all_gather_single_coalesced(outputs, inputs):
             return None
-        return self.door.run(all_gather_single_coalesced(self, outputs, inputs), async_op)
+        return self.dispatcher.run(all_gather_single_coalesced(self, outputs, inputs), async_op)
 
     @asynchronous_method
     def reduce_scatter_single_coalesced(
         self, outputs: Arrays, inputs: Arrays, op: ReduceOpLike = SUM, async_op: bool = False
     ) -> Work | None:
         """See :func:`hpccomm.reduce_scatter_single_coalesced`."""
-        if not async_op and self.door.fast.reduce_scatter_single_coalesced(outputs, inputs, op):
+        if not async_op and self.dispatcher.fast.reduce_scatter_single_coalesced(outputs, inputs, op):
             return None
-        return self.door.run(reduce_scatter_single_coalesced(self, outputs, inputs, op), async_op)
+        return self.dispatcher.run(reduce_scatter_single_coalesced(self, outputs, inputs, op), async_op)
 
     @asynchronous_method
     def send(self, array: Array, dst: int, tag: int = 0, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.send` and :func:`hpccomm.isend`."""
         if async_op:
-            if (work := self.door.fast.isend(array, dst, tag)) is not None:
+            if (work := self.dispatcher.fast.isend(array, dst, tag)) is not None:
                 return work
-        elif self.door.fast.send(array, dst, tag):
+        elif self.dispatcher.fast.send(array, dst, tag):
             return None
-        if type(array) is not ndarray and (done := self.door.fast_on_gpu.send(array, dst, tag, async_op)):
+        if type(array) is not ndarray and (done := self.dispatcher.fast_on_gpu.send(array, dst, tag, async_op)):
             return done if async_op else None
-        return self.door.run(send(self, array, dst, tag, is_blocking=not async_op), async_op)
+        return self.dispatcher.run(send(self, array, dst, tag, is_blocking=not async_op), async_op)
 
     def broadcast_init(self, array: Array, root: int = 0) -> PersistentWork:
         """See :func:`hpccomm.broadcast_init`."""
-        return self.door.set_up(broadcast(self, array, root, "_init"))
+        return self.dispatcher.set_up(broadcast(self, array, root, "_init"))
 
     def all_reduce_init(self, array: Array, op: ReduceOpLike = SUM) -> PersistentWork:
         """See :func:`hpccomm.all_reduce_init`."""
-        return self.door.set_up(all_reduce(self, array, op, "_init"))
+        return self.dispatcher.set_up(all_reduce(self, array, op, "_init"))
 
     def all_gather_single_init(self, output: Array, input: Array) -> PersistentWork:
         """See :func:`hpccomm.all_gather_single_init`."""
-        return self.door.set_up(all_gather_single(self, output, input, "_init"))
+        return self.dispatcher.set_up(all_gather_single(self, output, input, "_init"))
 
     def reduce_scatter_single_init(self, output: Array, input: Array, op: ReduceOpLike = SUM) -> PersistentWork:
         """See :func:`hpccomm.reduce_scatter_single_init`."""
-        return self.door.set_up(reduce_scatter_single(self, output, input, op, "_init"))
+        return self.dispatcher.set_up(reduce_scatter_single(self, output, input, op, "_init"))
 
     def all_to_all_single_init(
         self, output: Array, input: Array, output_split_sizes: SplitSizes = None, input_split_sizes: SplitSizes = None
     ) -> PersistentWork:
         """See :func:`hpccomm.all_to_all_single_init`."""
-        return self.door.set_up(
+        return self.dispatcher.set_up(
             calls.all_to_all_single(self, output, input, output_split_sizes, input_split_sizes, "_init")
         )
 
     def all_reduce_coalesced_init(self, arrays: Arrays, op: ReduceOpLike = SUM) -> PersistentWork:
         """See :func:`hpccomm.all_reduce_coalesced_init`."""
-        return self.door.set_up(all_reduce_coalesced(self, arrays, op, "_init"))
+        return self.dispatcher.set_up(all_reduce_coalesced(self, arrays, op, "_init"))
 
     def send_init(self, array: Array, dst: int, tag: int = 0) -> PersistentWork:
         """See :func:`hpccomm.send_init`."""
-        return self.door.set_up(send(self, array, dst, tag, "_init"))
+        return self.dispatcher.set_up(send(self, array, dst, tag, "_init"))
 
     def recv_init(self, array: Array, src: int | None = None, tag: int = 0) -> PersistentWork:
         """See :func:`hpccomm.recv_init`."""
-        return self.door.set_up(recv(self, array, src, tag, "_init"))
+        return self.dispatcher.set_up(recv(self, array, src, tag, "_init"))

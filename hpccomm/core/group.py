@@ -1,4 +1,4 @@
-"""ProcessGroup: its members, its door, its life."""
+"""ProcessGroup: its members, its dispatcher, its life."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
-from ..errors import DistError, DistStoreError, here
+from ..errors import DistError, DistStoreError, on_rank
 from ..job import failures, mpi_library
 from ..process.excepthook import end_with
 from ..process.proc import MAPPED_LATER, take_names_away
 from . import observers, registry
 from .backends import Destroyed
-from .door import Door
+from .dispatcher import Dispatcher
 from .generated import GeneratedOperations
 from .late import GRID_ON, late
 from .members import shortened
@@ -92,7 +92,7 @@ class ProcessGroup(Operations):
 
     def __init__(self, rank: int, size: int, **fields: Any) -> None:
         super().__init__(rank, size, **fields)
-        self.door = Door(self)
+        self.dispatcher = Dispatcher(self)
         self.owner: ProcessGroup = self  # the world, of the groups made from it
         self.children: list[ProcessGroup] = []  # destroyed with it: those that it owns
         self.leaving: Any = None  # the meeting at the end, once begun
@@ -192,7 +192,7 @@ class ProcessGroup(Operations):
             raise DistError(self.refusal)
         if self._store is None:
             if self.place is None:
-                raise DistStoreError(f"{self!r} has no store: it was made without MPI{here()}")
+                raise DistStoreError(f"{self!r} has no store: it was made without MPI{on_rank()}")
             self._store = self.place.open(self.timeout)
         return self._store
 
@@ -211,7 +211,7 @@ class ProcessGroup(Operations):
         UnsupportedOperationError
             The group's GPU arrays do not go over NCCL.
         """
-        return self.door.backends["cuda"].nccl_handle
+        return self.dispatcher.backends["cuda"].nccl_handle
 
     def nccl_config(
         self,
@@ -276,19 +276,21 @@ class ProcessGroup(Operations):
             "cta_policy": cta_policy,
             "user_profiler_tag": user_profiler_tag,
         }
-        return self.door.backends["cuda"].nccl_config({name: each for name, each in given.items() if each is not None})
+        return self.dispatcher.backends["cuda"].nccl_config(
+            {name: each for name, each in given.items() if each is not None}
+        )
 
-    # -- operations, as they pass the door ------------------------------------------------------
+    # -- operations, as the dispatcher gets them ----------------------------------------------------
 
     @property
     def sequence_number(self) -> int:
         """The number of collectives that this rank has begun in this group: the same number is the same collective."""
-        return self.door.number_of("barrier")
+        return self.dispatcher.number_of("barrier")
 
     @property
     def message_number(self) -> int:
         """The number of messages that this rank has begun to send or to receive in this group."""
-        return self.door.number_of("send")
+        return self.dispatcher.number_of("send")
 
     def register_hook(self, hook: Hook) -> RemovableHandle:
         """Call `hook` for every operation of this group on this rank, until the handle's ``remove()``.
@@ -318,10 +320,10 @@ class ProcessGroup(Operations):
         begin all_reduce 1 32
         end all_reduce None
         """
-        self.door.add_hook(hook)
+        self.dispatcher.add_hook(hook)
         from .hooks import RemovableHandle
 
-        return RemovableHandle(functools.partial(self.door.remove_hook, hook))
+        return RemovableHandle(functools.partial(self.dispatcher.remove_hook, hook))
 
     def enable_timing(self) -> None:
         """Measure how long each operation takes from now on, on this rank: see :meth:`Work.get_duration`.
@@ -341,15 +343,15 @@ class ProcessGroup(Operations):
         """
         from .hooks import Timing
 
-        if not any(isinstance(hook, Timing) for hook in self.door.hooks):
+        if not any(isinstance(hook, Timing) for hook in self.dispatcher.hooks):
             self.register_hook(Timing())
 
     def agree_on(self, name: str, *details: str) -> None:
         """Raise on every rank if not every rank makes this call, where calls are compared: HPCCOMM_DEBUG=DETAIL."""
         words = f"{name} ({shortened(details[0])})" if details else name
-        self.door.recent.append((self.sequence_number, words, "", 0))
-        if self.door.check is not None:
-            self.door.check.agree(name, *details)
+        self.dispatcher.recent.append((self.sequence_number, words, "", 0))
+        if self.dispatcher.check is not None:
+            self.dispatcher.check.agree(name, *details)
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -384,8 +386,8 @@ class ProcessGroup(Operations):
         """Destroy the group; return the warnings."""
         if self.is_destroyed:
             return []
-        if self.door.block is not None:
-            raise DistError(f"destroy of {self!r}: leave its coalescing() block first{here()}")
+        if self.dispatcher.block is not None:
+            raise DistError(f"destroy of {self!r}: leave its coalescing() block first{on_rank()}")
         if self.async_saves is not None:
             self.async_saves.finish()
         self.agree_on("destroy")
@@ -398,15 +400,15 @@ class ProcessGroup(Operations):
         is_clean = not give_up_the_rest(self) and all_free  # otherwise MPI keeps the communicator
         # From here on there is no way back: each step is taken, whatever one before it has raised.
         steps: list[Callable[[], Any]] = [functools.partial(observers.group_gone, self)]
-        steps += [each.close if is_clean else each.abort for each in reversed(self.door.backends.values())]
-        steps.append(self.door.close)
+        steps += [each.close if is_clean else each.abort for each in reversed(self.dispatcher.backends.values())]
+        steps.append(self.dispatcher.close)
         if self.comm is not None and not is_clean:
             steps.append(functools.partial(failures.forget, self.comm))
         elif self.comm is not None:
             steps.append(lambda: warned.extend(mpi_library.free(self.comm, self, self.largest_tag, have_met=True)))
         steps.append(self._close_store)
-        if self.door.check is not None:
-            steps.append(self.door.check.close)
+        if self.dispatcher.check is not None:
+            steps.append(self.dispatcher.check.close)
         if self.on_destroy is not None:
             steps.append(functools.partial(self.on_destroy, self))
         call_all(iter(steps))
@@ -427,7 +429,7 @@ class ProcessGroup(Operations):
             self.async_saves.give_up(ranks)
         if self.comm is not None:
             failures.forget(self.comm)
-        self.door.close(refusal)
+        self.dispatcher.close(refusal)
         self._close_store()
         if self.on_destroy is not None:
             self.on_destroy(self)
@@ -441,14 +443,16 @@ class ProcessGroup(Operations):
     def agree(self, flag: bool) -> bool:
         """See :func:`hpccomm.agree`."""
         if self.is_destroyed or self.comm is None:
-            raise DistError(self.refusal if self.is_destroyed else f"agree: {self!r} has no MPI communicator{here()}")
+            raise DistError(
+                self.refusal if self.is_destroyed else f"agree: {self!r} has no MPI communicator{on_rank()}"
+            )
         with failures.translating("agree", self.comm):
             return failures.agree(self.comm, bool(flag))
 
     @property
     def refusal(self) -> str:
         """The text of the error that every operation of a destroyed group raises."""
-        return getattr(self.door.backends, "refusal", "")
+        return getattr(self.dispatcher.backends, "refusal", "")
 
     def leave(self, tells: bool = True) -> None:
         """Wait for the other ranks at the end of a program that has not destroyed the group: they may need this one.
@@ -462,13 +466,13 @@ class ProcessGroup(Operations):
     @property
     def is_destroyed(self) -> bool:
         """True if the group has been destroyed: it refuses every operation."""
-        return isinstance(self.door.backends, Destroyed)
+        return isinstance(self.dispatcher.backends, Destroyed)
 
     def abort(self, status: int = 1) -> NoReturn:
         """End the whole MPI job at once, every rank of it, with exit status `status` (MPI_Abort)."""
         from ..process.abort import abort
 
-        for backend in list(self.door.backends.values()):
+        for backend in list(self.dispatcher.backends.values()):
             backend.abort()
         take_names_away(MAPPED_LATER)
         abort(status)
@@ -507,12 +511,12 @@ def make_group(
     group = (kind or ProcessGroup)(**fields)
     names = set(group.config.device_map.values())
     if len(names) == 1 and not names & registry.BUILT_IN:  # a custom backend, which may meet the other ranks when made
-        group.door.backends[next(iter(group.config.device_map))]
+        group.dispatcher.backends[next(iter(group.config.device_map))]
     group.owner = owner or group
     observers.new_group(group)
     for device, name in group.config.device_map.items():
         if registry.REGISTRY[name].connects:
-            group.door.backends[device]  # which makes it
+            group.dispatcher.backends[device]  # which makes it
     return group
 
 

@@ -1,4 +1,4 @@
-"""Hooks: methods of a program that the door calls at the beginning and the end of every operation of a group."""
+"""Hooks: methods of a program that the dispatcher calls at the beginning and the end of every operation of a group."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from zlib import crc32
 
 import numpy as np
 
-from ..errors import here
+from ..errors import on_rank
 from ..job import mpi_library
 from . import calls, checks
 from .annotations import Integer
@@ -30,7 +30,7 @@ class Members(Membership):
             return self.group_ranks[checks.integer("global rank", global_rank)]
         except KeyError:
             raise ValueError(
-                f"rank {global_rank} is not a member of {self!r}, whose ranks are {abridged(self.ranks)}{here()}"
+                f"rank {global_rank} is not a member of {self!r}, whose ranks are {abridged(self.ranks)}{on_rank()}"
             ) from None
 
     def global_rank(self, group_rank: Integer) -> int:
@@ -45,11 +45,11 @@ class Members(Membership):
         if group_rank is None and type(global_rank) is int and global_rank in self.group_ranks:
             return self.group_ranks[global_rank]
         if global_rank is not None and group_rank is not None:
-            raise ValueError(f"{operation}: both {argument} and group_{argument} are given; choose one{here()}")
+            raise ValueError(f"{operation}: both {argument} and group_{argument} are given; choose one{on_rank()}")
         if group_rank is not None:
             return calls.rank(self, f"{operation}: group_{argument}", group_rank)
         if global_rank is None:
-            raise ValueError(f"{operation}: neither {argument} nor group_{argument} is given{here()}")
+            raise ValueError(f"{operation}: neither {argument} nor group_{argument} is given{on_rank()}")
         number = checks.integer(f"{operation}: {argument}", global_rank)
         if number in self.group_ranks:
             return self.group_ranks[number]
@@ -63,7 +63,7 @@ class Members(Membership):
 
         raise ValueError(
             f"{operation}: {argument} is {global_rank}, which is not in the group; "
-            f"its (global) ranks are {abridged(self.ranks)}{hint or start_more()}{here()}"
+            f"its (global) ranks are {abridged(self.ranks)}{hint or start_more()}{on_rank()}"
         )
 
     def root(self, operation: str, argument: str, global_rank: Integer | None, group_rank: Integer | None) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeAlias
 
-from ..errors import here
+from ..errors import on_rank
 from .group import ProcessGroup
 from .members import abridged
 from .operation_list import OPERATIONS
@@ -76,19 +76,19 @@ class NonMember:
         """Warn, once for this group, that `operation` does nothing on this rank."""
         if not self._has_warned:
             self._has_warned = True
-            message = f"{operation}: this rank is not in {self!r}; nothing is done{here()}"
+            message = f"{operation}: this rank is not in {self!r}; nothing is done{on_rank()}"
             warnings.warn(message, RuntimeWarning, stacklevel=stacklevel + 1)
 
     def group_rank(self, global_rank: int) -> int:
         """Return the rank in the group of a global rank; ValueError if it is no member."""
         if global_rank not in self.ranks:
-            raise ValueError(f"rank {global_rank} is not a member of {self!r} ({abridged(self.ranks)}){here()}")
+            raise ValueError(f"rank {global_rank} is not a member of {self!r} ({abridged(self.ranks)}){on_rank()}")
         return self.ranks.index(global_rank)
 
     def global_rank(self, group_rank: int) -> int:
         """Return the global rank of a rank of the group; ValueError if there is no such rank."""
         if not 0 <= group_rank < len(self.ranks):
-            raise ValueError(f"group rank is {group_rank}; {self!r} has {len(self.ranks)} ranks{here()}")
+            raise ValueError(f"group rank is {group_rank}; {self!r} has {len(self.ranks)} ranks{on_rank()}")
         return self.ranks[group_rank]
 
     def peer(self, *_: object) -> int:
@@ -139,7 +139,7 @@ class NothingToStart(PersistentWork):
 def done_work(name: str, source: int | None = None) -> CompletedWork:
     """Return the Work of an operation that does nothing; `source` is its `source_rank()`."""
     work = _MessageOfNobody(source) if source is not None else CompletedWork()
-    work.flight = work.flight._replace(op_type=name)
+    work.info = work.info._replace(op_type=name)
     work.is_completed()
     return work
 

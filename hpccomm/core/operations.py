@@ -1,4 +1,4 @@
-"""Operations: every operation of a group, in three steps: the fast path, the checks, the door."""
+"""Operations: every operation of a group, in three steps: the fast path, the checks, the dispatcher."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import numpy as np
 from numpy import ndarray
 
-from ..errors import here
+from ..errors import on_rank
 from . import calls, generated
 from .annotations import Array, Slices, SplitSizes
 from .arrays import is_sparse
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 class Operations(GeneratedOperations):
-    """The operations of :class:`ProcessGroup`, which gives them the door.
+    """The operations of :class:`ProcessGroup`, which gives them the dispatcher.
 
     `root`, `dst` and `src` are ranks of the group. A small operation in the ordinary case is done by a fast path; every
-    other one is checked, and goes through the door to the backend of its arrays' device. What is the same for most of
-    them is written by a tool (`generated`).
+    other one is checked, and goes through the dispatcher to the backend of its arrays' device. A tool writes most
+    of the methods (`generated`).
     """
 
     def any_device(self) -> str:
@@ -44,28 +44,28 @@ class Operations(GeneratedOperations):
     def all_reduce(self, array: Array, op: ReduceOpLike = SUM, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.all_reduce`."""
         if async_op:
-            if (work := self.door.fast.iall_reduce(array, op)) is not None:
+            if (work := self.dispatcher.fast.iall_reduce(array, op)) is not None:
                 return work
-        elif self.door.fast.all_reduce(array, op):
+        elif self.dispatcher.fast.all_reduce(array, op):
             return None
         if type(array) is not ndarray:
-            if done := self.door.fast_on_gpu.all_reduce(array, op, async_op):
+            if done := self.dispatcher.fast_on_gpu.all_reduce(array, op, async_op):
                 return done if async_op else None
             if is_sparse(array):
                 from . import sparse
 
-                call, step = sparse.all_reduce(self, self.door.backends, array, op, async_op)
-                return self.door.run(call, async_op, step)
+                call, step = sparse.all_reduce(self, self.dispatcher.backends, array, op, async_op)
+                return self.dispatcher.run(call, async_op, step)
         call = generated.all_reduce(self, array, op)
         if call.arguments[-1] is ReduceOp.REPRODUCIBLE_SUM:  # asked here, too: all others enter no further function
             return self._reduce(call, async_op)
-        return self.door.run(call, async_op)
+        return self.dispatcher.run(call, async_op)
 
     def _reduce(self, call: Call, async_op: bool) -> Work | None:
         step = None
         if call.arguments[-1] is ReduceOp.REPRODUCIBLE_SUM:
             step = partial(late(REPRODUCIBLE_SUM), self, call, async_op)
-        return self.door.run(call, async_op, step)
+        return self.dispatcher.run(call, async_op, step)
 
     @asynchronous_method
     def all_to_all_single(
@@ -78,20 +78,20 @@ class Operations(GeneratedOperations):
     ) -> Work | None:
         """See :func:`hpccomm.all_to_all_single`."""
         is_fast = output_split_sizes is input_split_sizes is None and not async_op
-        if is_fast and self.door.fast.all_to_all_single(output, input):
+        if is_fast and self.dispatcher.fast.all_to_all_single(output, input):
             return None
         sizes = output_split_sizes, input_split_sizes
-        return self.door.run(calls.all_to_all_single(self, output, input, *sizes), async_op)
+        return self.dispatcher.run(calls.all_to_all_single(self, output, input, *sizes), async_op)
 
     @asynchronous_method
     def barrier(self, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.barrier`."""
         if async_op:
-            if (work := self.door.fast.ibarrier()) is not None:
+            if (work := self.dispatcher.fast.ibarrier()) is not None:
                 return work
-        elif self.door.fast.barrier():
+        elif self.dispatcher.fast.barrier():
             return None
-        return self.door.run(Call(("barrier", self.any_device(), None, ())), async_op)
+        return self.dispatcher.run(Call(("barrier", self.any_device(), None, ())), async_op)
 
     def monitored_barrier(self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False) -> None:
         """See :func:`hpccomm.monitored_barrier`."""
@@ -104,14 +104,14 @@ class Operations(GeneratedOperations):
     def recv(self, array: Array, src: int | None = None, tag: int = 0, async_op: bool = False) -> int | Work:
         """See :func:`hpccomm.recv` and :func:`hpccomm.irecv`; returns the sender's *group* rank, or a Work."""
         if async_op:
-            if (work := self.door.fast.irecv(array, src, tag)) is not None:
+            if (work := self.dispatcher.fast.irecv(array, src, tag)) is not None:
                 return work
-        elif (sender := self.door.fast.recv(array, src, tag)) is not None:
+        elif (sender := self.dispatcher.fast.recv(array, src, tag)) is not None:
             return sender
-        if type(array) is not ndarray and (done := self.door.fast_on_gpu.recv(array, src, tag, async_op)):
+        if type(array) is not ndarray and (done := self.dispatcher.fast_on_gpu.recv(array, src, tag, async_op)):
             return done if async_op else src  # type: ignore[return-value]
         call = generated.recv(self, array, src, tag, is_blocking=not async_op)
-        return self.door.run(call, async_op)  # type: ignore[return-value]
+        return self.dispatcher.run(call, async_op)  # type: ignore[return-value]
 
     def isend(self, array: Array, dst: int, tag: int = 0) -> Work:
         """See :func:`hpccomm.isend`."""
@@ -127,14 +127,17 @@ class Operations(GeneratedOperations):
         async_op: bool = False,
     ) -> int | Work:  # fmt: skip
         """See :func:`hpccomm.sendrecv`; returns the sender's *group* rank, or a Work."""
-        if not async_op and (sender := self.door.fast.sendrecv(array, dst, output, src, tag, recv_tag)) is not None:
+        if (
+            not async_op
+            and (sender := self.dispatcher.fast.sendrecv(array, dst, output, src, tag, recv_tag)) is not None
+        ):
             return sender
         if type(array) is not ndarray and (
-            done := self.door.fast_on_gpu.sendrecv(array, dst, output, src, tag, recv_tag, async_op)
+            done := self.dispatcher.fast_on_gpu.sendrecv(array, dst, output, src, tag, recv_tag, async_op)
         ):
             return done if async_op else src  # type: ignore[return-value]
         call = calls.sendrecv(self, array, dst, output, src, tag, recv_tag)
-        return self.door.run(call, async_op)  # type: ignore[return-value]
+        return self.dispatcher.run(call, async_op)  # type: ignore[return-value]
 
     # -- layouts ---------------------------------------------------------------------------------
 
@@ -159,14 +162,14 @@ class Operations(GeneratedOperations):
         names: Sequence[int] | None = None,
     ) -> Any:
         """See :func:`hpccomm.all_to_all_sparse`; ranks are those of the group, or its `names` of them."""
-        if not async_op and (came := self.door.fast.all_to_all_sparse(arrays, names)) is not None:
+        if not async_op and (came := self.dispatcher.fast.all_to_all_sparse(arrays, names)) is not None:
             return came
         if names is not None and isinstance(arrays, Mapping):
             arrays = {self.peer("all_to_all_sparse", "a receiver", dst, None): each for dst, each in arrays.items()}
         given, received = calls.sparse_messages(self, arrays), dict[int, Any]()
         ranks = range(self.size) if names is None else names
-        step = partial(self._exchange_sparse, given, received, ranks, async_op or self.door.timeout is not None)
-        work = self.door.run(Call(("all_to_all_sparse", OBJECTS, received, (given,))), async_op, step)
+        step = partial(self._exchange_sparse, given, received, ranks, async_op or self.dispatcher.timeout is not None)
+        work = self.dispatcher.run(Call(("all_to_all_sparse", OBJECTS, received, (given,))), async_op, step)
         if not async_op:
             return received
         return _looked_after(work)
@@ -175,9 +178,9 @@ class Operations(GeneratedOperations):
         self, given: dict[int, Any], received: dict[int, Any], names: Sequence[int], is_async: bool
     ) -> Work | None:
         has_node = not is_async and self.config.device_map.get("cpu") == "mpi"  # the same on all ranks
-        if has_node and self.door.backends["cpu"].fast_path.node_all_to_all_sparse(given, received, names):
+        if has_node and self.dispatcher.backends["cpu"].fast_path.node_all_to_all_sparse(given, received, names):
             return None
-        transport: Any = self.door.backends[OBJECTS]
+        transport: Any = self.dispatcher.backends[OBJECTS]
         work: Work | None = transport.all_to_all_sparse(given, received, names, is_async)
         return work
 
@@ -243,7 +246,7 @@ class Operations(GeneratedOperations):
         name, root = "scatter_object_list", calls.rank(self, "scatter_object_list: root", root)
         output = scatter_object_output_list
         if not calls.objects(name, "scatter_object_output_list", output):
-            raise ValueError(f"{name}: scatter_object_output_list is empty; expected one slot{here()}")
+            raise ValueError(f"{name}: scatter_object_output_list is empty; expected one slot{on_rank()}")
         objects = None
         if self.rank == root:  # c10d ignores the list elsewhere, and programs for it pass one
             calls.has_list(self, name, "scatter_object_input_list", scatter_object_input_list, "source", root)
@@ -265,9 +268,9 @@ class Operations(GeneratedOperations):
         objects = calls.objects(name, "object_list", object_list, is_filled=False)
         message = calls.object_message(self, name, "dst", dst, tag, async_op)
         if async_op:
-            transport: Any = self.door.backends[OBJECTS]
+            transport: Any = self.dispatcher.backends[OBJECTS]
             step = partial(transport.isend_object_list, objects, *message)
-            return self.door.run(Call((name, OBJECTS, object_list, (objects, *message))), True, step)
+            return self.dispatcher.run(Call((name, OBJECTS, object_list, (objects, *message))), True, step)
         self._step(name, OBJECTS, objects, *message)
         return None
 
@@ -283,9 +286,9 @@ class Operations(GeneratedOperations):
             objects, sender = self._step(name, OBJECTS, *message)
             _fill(name, object_list, objects)
             return sender
-        transport: Any = self.door.backends[OBJECTS]
+        transport: Any = self.dispatcher.backends[OBJECTS]
         step = partial(transport.irecv_object_list, partial(_fill, name, object_list), *message)
-        return _looked_after(self.door.run(Call((name, OBJECTS, object_list, message)), True, step))
+        return _looked_after(self.dispatcher.run(Call((name, OBJECTS, object_list, message)), True, step))
 
     # -- node-shared arrays ----------------------------------------------------------------------
 
@@ -300,7 +303,7 @@ class Operations(GeneratedOperations):
 
     def peer_view(self, array: np.ndarray, rank: int) -> np.ndarray:
         """See :func:`hpccomm.peer_view`; `rank` is one of the group. It communicates nothing, and is not numbered."""
-        view: np.ndarray = self.door.backends["cpu"].peer_view(array, calls.rank(self, "peer_view: rank", rank))
+        view: np.ndarray = self.dispatcher.backends["cpu"].peer_view(array, calls.rank(self, "peer_view: rank", rank))
         return view
 
     def fence(self, array: np.ndarray) -> None:
@@ -309,17 +312,17 @@ class Operations(GeneratedOperations):
 
     def _step(self, name: str, device: str, *arguments: Any) -> Any:
         """Do an operation that has no asynchronous form."""
-        step = partial(getattr(self.door.backends[device], name), *arguments)
-        return self.door.run(Call((name, device, None, arguments)), False, step)
+        step = partial(getattr(self.dispatcher.backends[device], name), *arguments)
+        return self.dispatcher.run(Call((name, device, None, arguments)), False, step)
 
     def _exchange(
         self, call: tuple[Any, ...], objects: dict[int, Any], fill: Callable[[dict[int, Any]], None]
     ) -> Work | None:
         """Begin the asynchronous form of a collective of objects: its name, its result and its arguments are `call`."""
         name, result, *arguments = call
-        transport: Any = self.door.backends[OBJECTS]
+        transport: Any = self.dispatcher.backends[OBJECTS]
         step = partial(transport.exchange_objects, name, objects, fill)
-        return self.door.run(Call((name, OBJECTS, result, tuple(arguments))), True, step)
+        return self.dispatcher.run(Call((name, OBJECTS, result, tuple(arguments))), True, step)
 
 
 def _looked_after(work: Work | None) -> Work | None:
@@ -344,7 +347,7 @@ class NotLoaded:
         raise TypeError(
             f"{operation}: what rank {self.sender} of the group has sent can't be unpickled "
             f"({type(self._error).__name__}: {self._error}); its class has to be importable here and to have a "
-            f"__reduce__ that makes it again, or send what it holds as arrays or a dict{here()}"
+            f"__reduce__ that makes it again, or send what it holds as arrays or a dict{on_rank()}"
         ) from self._error
 
 
@@ -354,7 +357,7 @@ def _fill(operation: str, slots: list[Any], objects: list[Any] | NotLoaded) -> N
         objects.raise_for(operation)
     if len(slots) != len(objects):
         raise ValueError(
-            f"{operation}: object_list has {len(slots)} slots, but {len(objects)} objects were sent{here()}"
+            f"{operation}: object_list has {len(slots)} slots, but {len(objects)} objects were sent{on_rank()}"
         )
     slots[:] = [slot if isinstance(each, NotLoaded) else each for slot, each in zip(slots, objects)]
     for each in objects:

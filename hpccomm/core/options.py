@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..errors import here
+from ..errors import on_rank
 from ..process.settings import ON_TIMEOUT, Settings, folder_at_start
 from ..process.tuning import Tuning
 from .registry import BackendConfig
@@ -130,11 +130,11 @@ def time_limit(
     if timeout is not None:
         seconds = as_seconds(timeout)
         if not seconds > 0:
-            raise ValueError(f"timeout is {timeout}; expected a positive timedelta or number of seconds{here()}")
+            raise ValueError(f"timeout is {timeout}; expected a positive timedelta or number of seconds{on_rank()}")
         given["timeout"] = timedelta(seconds=min(seconds, LONGEST_TIMEOUT))
     if on_timeout is not None:
         if on_timeout not in ON_TIMEOUT:
-            raise ValueError(f"on_timeout is {on_timeout!r}; expected 'abort', 'raise' or 'warn'{here()}")
+            raise ValueError(f"on_timeout is {on_timeout!r}; expected 'abort', 'raise' or 'warn'{on_rank()}")
         given["on_timeout"] = on_timeout
 
     def fields(parent: Membership | Settings) -> dict[str, Any]:

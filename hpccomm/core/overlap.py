@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..native import room
+from ..native import fastpath
 
 Extent = tuple[int, int]
 
@@ -26,7 +26,7 @@ def _address_of(array: Any) -> int:
     return array.__array_interface__["data"][0]  # type: ignore[no-any-return]
 
 
-address_of = _address_of if room is None else room.address_of
+address_of = _address_of if fastpath is None else fastpath.address_of
 
 
 def extent(array: Any, address: int) -> Extent:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..errors import DistError, DistTimeoutError, here
+from ..errors import DistError, DistTimeoutError, on_rank
 from ..job import failures
 from .calls import Call
 from .observers import who_is_late
@@ -52,7 +52,7 @@ class PersistentWork:
     op_type = ""
     output: Any = None
     number = 0  # of its set-up, where the ranks compare that
-    door: Any = None  # of the group that frees it when it is destroyed
+    dispatcher: Any = None  # of the group that frees it when it is destroyed
     call: Call  # of each start
     operation: Operation | None = None  # for hooks, while it is active
     was_asked = False  # since the watchdog has looked, which sets it back
@@ -62,16 +62,16 @@ class PersistentWork:
     _freed = False
     _refusal: Exception | None = None  # of `wait`, in a process that was forked while it was in flight
 
-    def belong_to(self, door: Any, call: Call, number: int) -> None:
-        """Make this the persistent form of `call`, in the group of this door."""
-        self.door, self.number, self._timeout = door, number, door.timeout
+    def belong_to(self, dispatcher: Any, call: Call, number: int) -> None:
+        """Make this the persistent form of `call`, in the group of this dispatcher."""
+        self.dispatcher, self.number, self._timeout = dispatcher, number, dispatcher.timeout
         self.op_type, self.output = call.name, call.result
         self.call = Call((f"{call.name}{START}", call.device, self, call.arguments))
 
     @property
     def group(self) -> Any:
         """The group of which it is an operation."""
-        return None if self.door is None else self.door.group
+        return None if self.dispatcher is None else self.dispatcher.group
 
     def begin(self) -> Work | None:
         """Start the transport; return a Work if the group is to follow one, as of an asynchronous operation."""
@@ -98,15 +98,15 @@ class PersistentWork:
         """
         if self.is_active or self._freed:
             self.refuse_to_start()
-        if self.door is None:
+        if self.dispatcher is None:
             self.begin()
         else:
-            self.door.start(self)
+            self.dispatcher.start(self)
         self.is_active = True
 
     def refuse_to_start(self) -> NoReturn:
         """Raise the error of a `start` while the operation is in flight or freed."""
-        raise DistError(f"{self.op_type}: {'freed' if self._freed else 'started already; wait() first'}{here()}")
+        raise DistError(f"{self.op_type}: {'freed' if self._freed else 'started already; wait() first'}{on_rank()}")
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         """Block until the operation is done, as :meth:`Work.wait`; return at once if it has not been started."""
@@ -121,7 +121,7 @@ class PersistentWork:
             while not self._ends(self.poll):
                 if time.monotonic() >= deadline:
                     raise DistTimeoutError(
-                        f"{self.op_type}: not done after {as_seconds(timeout):g} s; it is still in flight{here()}"
+                        f"{self.op_type}: not done after {as_seconds(timeout):g} s; it is still in flight{on_rank()}"
                         + (who_is_late() if timeout == self._timeout else "")
                     )
                 time.sleep(0)
@@ -143,8 +143,8 @@ class PersistentWork:
 
     def fail(self, error: Exception) -> NoReturn:
         """End the operation with an error, as its transport translates it."""
-        if self.door is not None:
-            error = self.door.translated(self.door.backends[self.call.device], self.op_type, 0, error)
+        if self.dispatcher is not None:
+            error = self.dispatcher.translated(self.dispatcher.backends[self.call.device], self.op_type, 0, error)
         self._ended(error)
         raise error
 
@@ -159,7 +159,7 @@ class PersistentWork:
         with contextlib.suppress(Exception):
             self.wait(max(0.0, deadline - time.monotonic()))
         if self.is_active:
-            failures.kept.append(self)
+            failures.unsafe_buffers.append(self)
             self._ended(error)
 
     def leave_to_the_parent(self, refusal: Exception) -> None:
@@ -178,8 +178,8 @@ class PersistentWork:
             self.wait()
             self._freed = True
             self.release()
-            if self.door is not None:
-                self.door.persistent.remove(self)
+            if self.dispatcher is not None:
+                self.dispatcher.persistent.remove(self)
                 self.call = Call((self.call.name, self.call.device, None, ()))  # without this object, and the arrays
 
     def __enter__(self) -> PersistentWork:

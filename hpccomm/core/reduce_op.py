@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
-from ..errors import here
+from ..errors import on_rank
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -114,7 +114,7 @@ def as_reduce_op(operation: str, op: ReduceOpLike) -> ReduceOp:
             return _NAMED[_ALIASES.get(given, given)]
         raise ValueError(
             f"{operation}: no reduction is called {op!r}; the names are {', '.join(_NAMED).lower()}, "
-            f"and ReduceOp.PREMUL_SUM(factor){here()}"
+            f"and ReduceOp.PREMUL_SUM(factor){on_rank()}"
         )
     if type(op).__module__ == "mpi4py.MPI" and type(op).__name__ == "Op":
         return _from_mpi(operation, op)  # type: ignore[arg-type]
@@ -127,7 +127,7 @@ def as_reduce_op(operation: str, op: ReduceOpLike) -> ReduceOp:
         hint = ": write ReduceOp.PREMUL_SUM(factor)"
     elif _ALIASES.get(called, called) in _NAMED:  # np.sum, max
         hint = f': write "{_ALIASES.get(called, called).lower()}"'
-    raise TypeError(f"{operation}: op is {op!r}; expected a ReduceOp, its name, or an MPI.Op{hint}{here()}")
+    raise TypeError(f"{operation}: op is {op!r}; expected a ReduceOp, its name, or an MPI.Op{hint}{on_rank()}")
 
 
 def _from_mpi(operation: str, op: MPI.Op) -> ReduceOp:
@@ -139,7 +139,7 @@ def _from_mpi(operation: str, op: MPI.Op) -> ReduceOp:
             raise TypeError(
                 f"{operation}: op is MPI.{name}, which is defined for pairs of a value and an index in datatypes of "
                 f"MPI's own (MPI-4.1 §6.9.4); all_gather the values and use np.arg{name[:3].lower()}, or call "
-                f"mpi4py{here()}"
+                f"mpi4py{on_rank()}"
             )
     for name in ("SUM", "PROD", "MIN", "MAX", "BAND", "BOR", "BXOR"):
         if op == getattr(MPI, name):

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from ..errors import here
+from ..errors import on_rank
 from .arrays import BUILT_IN_DEVICES, known_devices
 from .c10d_names import c10d_names
 from .late import GLOO, GLOO_NEEDS, MPI, NCCL, NCCL_NEEDS, late
@@ -212,7 +212,9 @@ class BackendConfig:
         elif isinstance(backend, str):
             self.device_map = self._parse(backend)
         else:
-            raise TypeError(f"backend is {backend!r}; expected a string such as 'cpu:mpi,cuda:nccl', or None{here()}")
+            raise TypeError(
+                f"backend is {backend!r}; expected a string such as 'cpu:mpi,cuda:nccl', or None{on_rank()}"
+            )
 
     @classmethod
     def _parse(cls, text: str) -> dict[str, str]:
@@ -226,12 +228,13 @@ class BackendConfig:
             if not colon or not device or not name or ":" in name:
                 raise ValueError(
                     f"backend {text!r}: {part!r} is not 'device:backend'; "
-                    f"the devices are {', '.join(known_devices())}, the backends {', '.join(known_backends())}{here()}"
+                    f"the devices are {', '.join(known_devices())}, the backends "
+                    f"{', '.join(known_backends())}{on_rank()}"
                 )
             cls._known("device", device, known_devices(), text)
             cls._known("backend", name, REGISTRY if name in REGISTRY else known_backends(), text)
             if device in device_map:
-                raise ValueError(f"backend {text!r}: {part!r} maps {device!r} a second time{here()}")
+                raise ValueError(f"backend {text!r}: {part!r} maps {device!r} a second time{on_rank()}")
             device_map[device] = name
         return device_map
 
@@ -239,7 +242,7 @@ class BackendConfig:
     def _known(what: str, name: str, names: Iterable[str], text: str) -> None:
         if name not in names:
             raise ValueError(
-                f"backend {text!r}: no {what} is called {name!r}; the {what}s are {', '.join(names)}{here()}"
+                f"backend {text!r}: no {what} is called {name!r}; the {what}s are {', '.join(names)}{on_rank()}"
             )
 
     def __str__(self) -> str:

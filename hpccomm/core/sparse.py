@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import here
+from ..errors import on_rank
 from .arrays import locate
 from .backend import Backend, finished
 from .calls import Call
@@ -28,16 +28,16 @@ def all_reduce(
     the entry counts waits for the other ranks.
     """
     if as_reduce_op("all_reduce", op) is not ReduceOp.SUM:
-        raise ValueError(f"all_reduce: sparse matrices can only be summed, not reduced with {op!r}{here()}")
+        raise ValueError(f"all_reduce: sparse matrices can only be summed, not reduced with {op!r}{on_rank()}")
     if matrix.format not in ("csr", "csc", "coo"):
         raise TypeError(
             f"all_reduce: the sparse format {matrix.format!r} can't be reduced in place; "
-            f"use .tocsr(), .tocsc() or .tocoo(){here()}"
+            f"use .tocsr(), .tocsc() or .tocoo(){on_rank()}"
         )
     if matrix.ndim != 2:
-        raise ValueError(f"all_reduce: the sparse array has {matrix.ndim} dimension(s); expected 2{here()}")
+        raise ValueError(f"all_reduce: the sparse array has {matrix.ndim} dimension(s); expected 2{on_rank()}")
     if matrix.dtype.kind not in "biufc":
-        raise TypeError(f"all_reduce: SUM is not defined for a sparse matrix of dtype {matrix.dtype}{here()}")
+        raise TypeError(f"all_reduce: SUM is not defined for a sparse matrix of dtype {matrix.dtype}{on_rank()}")
     device, _ = locate("all_reduce", "array.data", matrix.data)
     call = Call(("all_reduce_sparse", device, matrix, (matrix, ReduceOp.SUM)))
     sums = late(SPARSE_SUMS_ON_GPUS) if device == "cuda" else _all_reduce
@@ -71,7 +71,7 @@ def counts_of_all(group: Membership, backends: Mapping[str, Backend], matrix: An
         )
         raise ValueError(
             f"all_reduce: the sparse matrix of rank {differing[0]} of the group is {other}, that of rank 0 {one}; "
-            f"expected the same shape and dtype on all ranks{here()}"
+            f"expected the same shape and dtype on all ranks{on_rank()}"
         )
     return every[:, 0]
 

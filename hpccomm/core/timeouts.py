@@ -12,7 +12,7 @@ from numbers import Real
 from types import CodeType
 from typing import TYPE_CHECKING, TypeVar
 
-from ..errors import here
+from ..errors import on_rank
 
 if TYPE_CHECKING:
     F = TypeVar("F", bound=Callable[..., object])
@@ -26,7 +26,7 @@ def as_seconds(timeout: timedelta | float, what: str = "timeout") -> float:
     if isinstance(timeout, timedelta):
         return timeout.total_seconds()
     if not isinstance(timeout, Real) or isinstance(timeout, bool):
-        raise TypeError(f"{what} is {timeout!r}; expected a timedelta or a number of seconds{here()}")
+        raise TypeError(f"{what} is {timeout!r}; expected a timedelta or a number of seconds{on_rank()}")
     return float(timeout)
 
 

@@ -13,11 +13,11 @@ from operator import attrgetter, methodcaller
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
-from ..errors import DistError, DistTimeoutError, UnsupportedOperationError, here, log_exception
+from ..errors import DistError, DistTimeoutError, UnsupportedOperationError, log_exception, on_rank
 from ..job import failures
-from .flight import NOT_FOLLOWED
 from .observers import who_is_late
 from .timeouts import as_seconds, pause, pauses
+from .work_info import NOT_FOLLOWED
 
 if TYPE_CHECKING:
     from typing import Concatenate, Literal, ParamSpec, Protocol, TypeAlias, TypeVar
@@ -111,7 +111,7 @@ class Work:
     """
 
     progress = Progress()
-    flight = NOT_FOLLOWED  # its operation and group: the door puts them here
+    info = NOT_FOLLOWED  # its operation and group: the dispatcher puts them here
     alive: Any = None  # the objects that must not be freed while the transport works on them
     source: int | None = None  # the group rank that a message came from
     operation: Operation | None = None  # for hooks, until it has ended: it has the arguments
@@ -122,13 +122,13 @@ class Work:
     waiting_thread = 0  # that is in `wait` where no frame tells of it: in C
     was_asked = False  # since the watchdog has looked, which sets it back
     is_driven = False  # by the progress thread, because a callback of its Future waits
-    op_type: str = property(attrgetter("flight.op_type"))  # type: ignore[assignment]  # these are C, no further frame
-    sequence_number: int = property(attrgetter("flight.number"))  # type: ignore[assignment]
-    group: Any = property(attrgetter("flight.door.group"))  # a ProcessGroup, or None
+    op_type: str = property(attrgetter("info.op_type"))  # type: ignore[assignment]  # these are C, no further frame
+    sequence_number: int = property(attrgetter("info.number"))  # type: ignore[assignment]
+    group: Any = property(attrgetter("info.dispatcher.group"))  # a ProcessGroup, or None
     _status = IN_FLIGHT
     _finish: Callable[[], None] | None = None  # what is left to do when the transport is done: unpack, divide ...
     _busy = False  # a thread is at it
-    _told = False  # its end: the door and the hooks know
+    _notified = False  # its end: the dispatcher and the hooks know
     _callbacks: list[Callable[[Work], None]] | None = None
     _future: WorkFuture | None = None
 
@@ -151,7 +151,7 @@ class Work:
         """Make the transport give the operation up; return when it no longer uses any buffer."""
         raise UnsupportedOperationError(
             f"it has begun and can't be taken back (only receives can); wait for it, or end the job with "
-            f"ProcessGroup.abort(){here()}",
+            f"ProcessGroup.abort(){on_rank()}",
             self.op_type,
         )
 
@@ -178,10 +178,10 @@ class Work:
             The error of the operation.
         """
         if timeout is None:
-            timeout = self.flight.timeout
+            timeout = self.info.timeout
         if timeout is not None:
             self._wait_until(time.monotonic() + as_seconds(timeout), timeout)
-        elif not self._told:
+        elif not self._notified:
             self._advance(self.block)
             while self._status is IN_FLIGHT:  # another thread was at it
                 time.sleep(1e-5)
@@ -195,11 +195,11 @@ class Work:
         looks = pauses()
         while not self.has_ended():
             if time.monotonic() >= deadline:
-                self.has_timed_out = self.progress.can_be_left and timeout == self.flight.timeout
+                self.has_timed_out = self.progress.can_be_left and timeout == self.info.timeout
                 raise DistTimeoutError(
                     f"{self.op_type} #{self.sequence_number}: not done after {as_seconds(timeout):g} s; it is still in "
-                    f"flight, and the timeout has passed. Has every rank of the group made the matching call?{here()}"
-                    + (who_is_late() if timeout == self.flight.timeout else "")
+                    "flight, and the timeout has passed. Has every rank of the group made the matching "
+                    f"call?{on_rank()}" + (who_is_late() if timeout == self.info.timeout else "")
                 )
             self.make_progress()
             pause(next(looks))
@@ -221,7 +221,7 @@ class Work:
 
     def has_ended(self) -> bool:
         """Return as `is_completed` does, for hpccomm itself: the program has not asked."""
-        if not self._told:
+        if not self._notified:
             self._advance(self.poll)
         return self._status is not IN_FLIGHT
 
@@ -231,9 +231,9 @@ class Work:
         return False
 
     @property
-    def is_told(self) -> bool:
+    def is_notified(self) -> bool:
         """True if it has ended and the hooks, which have the last word, have been called."""
-        return self._told
+        return self._notified
 
     def is_success(self) -> bool:
         """Return True if the operation has ended well, without blocking."""
@@ -248,13 +248,13 @@ class Work:
     def result(self) -> Any:
         """Wait; return the array (or list of arrays) that the operation has written."""
         self.wait()
-        return self.flight.result
+        return self.info.result
 
     def source_rank(self) -> int:
         """Return the global rank of the sender of a received message."""
         self.wait()
         if self.source is None or self.group is None:
-            raise DistError(f"{self.op_type}: only a receive has a source rank{here()}")
+            raise DistError(f"{self.op_type}: only a receive has a source rank{on_rank()}")
         return self.group.ranks[self.source]  # type: ignore[no-any-return]
 
     def _source_rank(self) -> int:
@@ -280,10 +280,10 @@ class Work:
         if self.is_completed() and self.duration is not None:
             return self.duration
         if is_timed:
-            raise DistError(f"{self.op_type} #{self.sequence_number}: it is still in flight; wait() first{here()}")
+            raise DistError(f"{self.op_type} #{self.sequence_number}: it is still in flight; wait() first{on_rank()}")
         raise DistError(
             f"{self.op_type}: nobody has looked at the clock; call enable_timing() of the group before the "
-            f"operation, or run with HPCCOMM_TRACE=1{here()}"
+            f"operation, or run with HPCCOMM_TRACE=1{on_rank()}"
         )
 
     def synchronize(self) -> None:
@@ -300,14 +300,14 @@ class Work:
 
     def _take_back(self) -> None:
         self.cancel()
-        self.error = DistError(f"{self.op_type} #{self.sequence_number}: aborted by the program{here()}")
+        self.error = DistError(f"{self.op_type} #{self.sequence_number}: aborted by the program{on_rank()}")
 
     def give_up(self, error: Exception, deadline: float) -> None:
         """End as failed with `error`, unless the transport ends the operation until `deadline`."""
         while not self.has_ended() and time.monotonic() < deadline:
             time.sleep(1e-4)
         if self._status is IN_FLIGHT:
-            failures.kept.append(self.alive)
+            failures.unsafe_buffers.append(self.alive)
             self.fail(error)
             self._advance(self.poll)
 
@@ -345,7 +345,7 @@ class Work:
             if self._callbacks is None:
                 self._callbacks = []
             self._callbacks.append(callback)
-        if self._told:
+        if self._notified:
             self._call_back()
 
     def finish_with(self, step: Callable[[], None]) -> None:
@@ -370,7 +370,7 @@ class Work:
     # -- completion ----------------------------------------------------------------------------
 
     def _advance(self, step: Callable[[], bool | None], ending: WorkStatus = COMPLETED) -> bool:
-        """Call `step`, unless another thread is at it; when the operation ends, finish it and tell the door, each once.
+        """Call `step`, unless another thread is in it; when the operation ends, finish it and notify once.
 
         In the main thread a signal's handler may raise after any call: then everything stays as it is, and the next
         call goes on. Between the claim and its note, and between the note and `finally`, there is no call.
@@ -380,7 +380,7 @@ class Work:
             with STATE_LOCK:
                 if not self._busy:
                     self._busy = mine = True
-            if mine and not self._told:
+            if mine and not self._notified:
                 if self._status is IN_FLIGHT:
                     try:
                         if step() is False:
@@ -394,18 +394,18 @@ class Work:
                         self.fail(self.translate_error(error))
                         if self.error is not error:
                             self.error.__cause__ = error  # type: ignore[union-attr]
-                        self.flight.door.identify(self.error, self.op_type, self.sequence_number)
+                        self.info.dispatcher.identify(self.error, self.op_type, self.sequence_number)
                     self._finish = self.alive = None
                 if self._status is not IN_FLIGHT:
-                    flight = self.flight
+                    info = self.info
                     if self.operation is not None or self.error is not None:
-                        flight.door.ended(self, self._status)
-                    flight.door.in_flight.pop(self, None)
-                    self._told = True
+                        info.dispatcher.ended(self, self._status)
+                    info.dispatcher.in_flight.pop(self, None)
+                    self._notified = True
         finally:
             if mine:
                 self._busy = False
-        if self._callbacks and self._told:
+        if self._callbacks and self._notified:
             self._call_back()
         return mine
 
@@ -467,8 +467,8 @@ class JoinedWork(Work):
         first: Exception | None = None
         for work in self._works:
             if work.waits_on_stream and work._status is IN_FLIGHT and self.group is not None:
-                work.flight = self.flight  # it goes on after `wait`, and the group ends it
-                self.flight.door.in_flight[work] = None
+                work.info = self.info  # it goes on after `wait`, and the group ends it
+                self.info.dispatcher.in_flight[work] = None
             try:
                 work.wait()
             except Exception as error:

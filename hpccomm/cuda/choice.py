@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ..errors import DistBackendError, here
+from ..errors import DistBackendError, on_rank
 from .seam import Runtime
 
 
@@ -40,7 +40,7 @@ def choose(visible: Sequence[VisibleGPUs], ranks: Sequence[int]) -> list[int]:
     """Return the number of each rank's GPU, the same on every rank; DistBackendError names one of `ranks` without."""
     for rank, gpus in zip(ranks, visible, strict=True):
         if gpus.error is not None:
-            raise DistBackendError(f"rank {rank} has no usable GPU: {gpus.error}{here()}")
+            raise DistBackendError(f"rank {rank} has no usable GPU: {gpus.error}{on_rank()}")
     return [each.first + index for each, index in zip(visible, take_turns([each.gpus for each in visible]))]
 
 

@@ -18,7 +18,7 @@ from ..core.arrays import why_no_gpu_view
 from ..core.backend import Pieces
 from ..core.overlap import extent, overlapping
 from ..core.pieces import Messages
-from ..errors import here
+from ..errors import on_rank
 from . import seam
 from .seam import Runtime
 
@@ -179,7 +179,7 @@ def gpu_of(array: Any) -> int:
     except AttributeError:
         raise TypeError(
             f"CuPy can't view a {type(array).__name__} of dtype {getattr(array, 'dtype', None)} without a copy "
-            f"({why_no_gpu_view(array)}); view it as integers of the same size, or convert it{here()}"
+            f"({why_no_gpu_view(array)}); view it as integers of the same size, or convert it{on_rank()}"
         ) from None
 
 

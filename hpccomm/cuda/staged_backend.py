@@ -18,10 +18,10 @@ from ..core.operation_list import OPERATIONS
 from ..core.options import BackendOptions
 from ..core.persistent_work import PersistentWork, Repeated
 from ..core.work import Work
-from ..errors import UnsupportedOperationError, here
+from ..errors import UnsupportedOperationError, on_rank
 from . import choice, seam
 from .packing import Packing, gpu_of
-from .work import told_by_cuda
+from .work import error_from_cuda
 
 T = TypeVar("T")
 
@@ -81,7 +81,7 @@ class StagedBackend(Backend):
         for array in arrays:
             if gpu_of(array) != device:
                 raise ValueError(
-                    f"arrays of one call are on GPUs {device} and {gpu_of(array)}; one call, one GPU{here()}"
+                    f"arrays of one call are on GPUs {device} and {gpu_of(array)}; one call, one GPU{on_rank()}"
                 )
         if device not in self._copy_streams:
             self._copy_streams[device] = CopyStreams(self._runtime, device)
@@ -142,10 +142,10 @@ class StagedBackend(Backend):
             streams.close()
 
     def translate_error(self, operation: str, error: Exception) -> Exception:
-        return told_by_cuda(self._runtime, error, operation) or self._host.translate_error(operation, error)
+        return error_from_cuda(self._runtime, error, operation) or self._host.translate_error(operation, error)
 
     def _lacks(self, operation: str) -> UnsupportedOperationError:
-        return UnsupportedOperationError(f"not for GPU arrays over MPI; use a host array{here()}", operation)
+        return UnsupportedOperationError(f"not for GPU arrays over MPI; use a host array{on_rank()}", operation)
 
 
 def _staged_form(name: str) -> Callable[..., Any]:
@@ -259,9 +259,9 @@ class Staging(Packing):
                 self.unpack(self.stream)
                 self.synchronize()
         except Exception as error:
-            if (told := told_by_cuda(self._runtime, error)) is None:
+            if (translated := error_from_cuda(self._runtime, error)) is None:
                 raise
-            raise told from error
+            raise translated from error
 
     def on_its_gpu(self) -> AbstractContextManager[None]:
         """Return a context in which its GPU is the current one; a thread of hpccomm's begins on GPU 0."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from ..core.timeouts import keeps_time, pause, pauses
-from ..errors import DistTimeoutError, here
+from ..errors import DistTimeoutError, on_rank
 
 
 class TimeLimit:
@@ -27,6 +27,6 @@ class TimeLimit:
                 raise DistTimeoutError(
                     f"NCCL has not connected the ranks within {self.seconds:g} s, which is the group's timeout. Has "
                     f"every rank made this call? The first collective of a group takes all its ranks, the first "
-                    f"message of two ranks both{here()}"
+                    f"message of two ranks both{on_rank()}"
                 )
             pause(next(looks))

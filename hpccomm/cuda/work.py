@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from ..core.arrays import count_of
-from ..core.door import all_doors
-from ..core.flight import flight_of
+from ..core.dispatcher import all_dispatchers
 from ..core.timeouts import pause, pauses
 from ..core.work import COMPLETED, IN_FLIGHT, Progress, Work, WorkStatus
-from ..errors import DistBackendError, here
+from ..core.work_info import work_info
+from ..errors import DistBackendError, on_rank
 from .seam import Runtime, on_device
 
 T = TypeVar("T")
@@ -85,15 +85,15 @@ class CudaWork(Work):
 
         So they are the program's alone, as those of a blocking operation: it may have their memory again at once.
         """
-        door, name, number, result, *others = self.flight
-        if self not in door.in_flight:  # it is a part of another Work
+        dispatcher, name, number, result, *others = self.info
+        if self not in dispatcher.in_flight:  # it is a part of another Work
             return
         rest = CudaWork(self._runtime, self._device, self._release, self._failure, self._wait_blocks, self._event)
-        rest.flight = flight_of((door, name, number, described(result), *others))
+        rest.info = work_info((dispatcher, name, number, described(result), *others))
         self._kept[self._event] = ()
         self._event, self._rest = 0, rest
-        door.in_flight[rest] = None
-        door.in_flight.pop(self, None)
+        dispatcher.in_flight[rest] = None
+        dispatcher.in_flight.pop(self, None)
 
     def synchronize(self) -> None:
         """Block the host until the result is in the output arrays."""
@@ -116,7 +116,10 @@ class CudaWork(Work):
         if threading.get_ident() != MAIN:  # MPI may not be called
             return False
         on_host = [
-            each for door in all_doors() for each in list(door.in_flight) if not each.progress.any_thread_may_poll
+            each
+            for dispatcher in all_dispatchers()
+            for each in list(dispatcher.in_flight)
+            if not each.progress.any_thread_may_poll
         ]
         for each in on_host:
             each.has_ended()
@@ -146,9 +149,9 @@ class CudaWork(Work):
             with on_device(self._runtime, self._device):
                 return function(self._event)
         except Exception as error:
-            if (told := told_by_cuda(self._runtime, error, self.op_type)) is None:
+            if (translated := error_from_cuda(self._runtime, error, self.op_type)) is None:
                 raise
-            raise told from error
+            raise translated from error
 
     def _raise_failure(self) -> None:
         if (failure := self._failure()) is not None:
@@ -168,7 +171,7 @@ def described(result: Any) -> Any:
     return SimpleNamespace(dtype=result.dtype, size=count_of(result)) if hasattr(result, "dtype") else None
 
 
-def told_by_cuda(runtime: Runtime, error: Exception, operation: str = "") -> DistBackendError | None:
+def error_from_cuda(runtime: Runtime, error: Exception, operation: str = "") -> DistBackendError | None:
     """Return the error for the program in the place of one of CUDA's; None for another error."""
     text = runtime.explain(error)
-    return None if text is None else DistBackendError(f"CUDA reports {text}{here()}", operation)
+    return None if text is None else DistBackendError(f"CUDA reports {text}{on_rank()}", operation)

@@ -78,8 +78,11 @@ def works_in_flight() -> list[Work | PersistentWork]:
     """Return the Works of all groups that have not ended; any thread may ask."""
     works: list[Work | PersistentWork] = []
     for group in groups():
-        works += [*_snapshot(group.door.in_flight), *(each for each in list(group.door.persistent) if each.is_active)]
-        lasts = [getattr(backend, "last_on_gpu", None) for backend in _snapshot(group.door.backends.values())]
+        works += [
+            *_snapshot(group.dispatcher.in_flight),
+            *(each for each in list(group.dispatcher.persistent) if each.is_active),
+        ]
+        lasts = [getattr(backend, "last_on_gpu", None) for backend in _snapshot(group.dispatcher.backends.values())]
         works += [last for last in lasts if last is not None and last.group is not None]
     return works
 
@@ -116,7 +119,7 @@ def everywhere(hook_of: Callable[[ProcessGroup], Hook]) -> RemovableHandle:
         for group in groups():
             hook = _seen[group].hooks.pop(key, None)
             if hook is not None:
-                group.door.remove_hook(hook)
+                group.dispatcher.remove_hook(hook)
 
     for group in groups():
         _register(group, key)

@@ -35,7 +35,7 @@ def identify_groups() -> None:
     """Tell the threads the names of the groups among all ranks."""
     if gil_held is not None:
         for group in groups():
-            group.door.notes.identify(key_of(group))
+            group.dispatcher.notes.identify(key_of(group))
 
 
 def report(text: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..core.hooks import Hook, Operation, RemovableHandle
-from ..errors import DistError, here
+from ..errors import DistError, on_rank
 from .groups_seen import everywhere
 from .records import arrays_in, record_of_operation
 from .sources import SOURCES
@@ -126,7 +126,7 @@ class _CheckNumerics:
                 bad = None if name in not_at else first_bad(array)
                 if bad is not None:
                     label = f"{name}[{place}]" if isinstance(value, list) else name
-                    message = f"{_in_words(operation)}: {label} {when} it: {bad} are not finite{here()}"
+                    message = f"{_in_words(operation)}: {label} {when} it: {bad} are not finite{on_rank()}"
                     if self._action == "raise":
                         raise DistError(message)
                     warnings.warn(message, RuntimeWarning, stacklevel=7)

@@ -18,7 +18,7 @@ class Lonely:
 
     def __init__(self) -> None:
         self._first: dict[Any, float] = {}
-        self._told: set[Any] = set()
+        self._reported: set[Any] = set()
 
     def look(self, now: float) -> None:
         """Tell of messages that have been waited for for some seconds, each once."""
@@ -27,10 +27,10 @@ class Lonely:
             waits += [stacks.polled_call(work, stacks.line_in_program()) for work in works_in_flight()]
         calls = {call.key: call for call in waits if call.record.is_a_message}
         self._first = {key: self._first.get(key, now) for key in calls}
-        self._told &= calls.keys()
+        self._reported &= calls.keys()
         for key, call in calls.items():
-            if now - self._first[key] >= LONELY and key not in self._told:
-                self._told.add(key)
+            if now - self._first[key] >= LONELY and key not in self._reported:
+                self._reported.add(key)
                 from ..process.alone import start_more
 
                 tell(

@@ -27,9 +27,9 @@ from .folder import Folder, read_text
 from .groups_seen import groups, key_of, made_at, ranks_of, works_in_flight
 from .mailbox import Mailbox
 from .mpi_calls import spec_of
-from .past import past
 from .records import Record, key_of_operation
 from .reported import without_collector
+from .ring import ring_records
 from .sources import SOURCES
 from .waiting import LOST
 from .words import LARGEST_JOB, as_ranges, ranks_by_value, tag_in_words
@@ -399,15 +399,15 @@ def process_state(pid: int) -> str:
 def _group(group: ProcessGroup) -> dict[str, Any]:
     counts = {"collectives": group.sequence_number, "messages": group.message_number}
     recent: list[list[Any]] = [
-        [number, name, str(dtype), nbytes] for number, name, dtype, nbytes in group.door.recent.copy()
+        [number, name, str(dtype), nbytes] for number, name, dtype, nbytes in group.dispatcher.recent.copy()
     ]
-    fast = list(past({group.door.fast_path.place: ("", "")}).values())
+    fast = list(ring_records({group.dispatcher.fast_path.place: ("", "")}).values())
     recent += [
         [each.number, each.name, each.dtype, each.nbytes, each.count, each.op, each.peer, each.async_op]
         for each in [each for each in fast if each.name not in MESSAGES][-KEPT:]
     ]
     recent.sort(key=lambda each: each[0])
-    messages: list[tuple[str, Any, Any]] = [*group.door.last_sent.copy()]
+    messages: list[tuple[str, Any, Any]] = [*group.dispatcher.last_sent.copy()]
     messages += [(each.name, each.peer, each.tag) for each in fast if each.name in ("send", "sendrecv")][-KEPT:]
     sent = [[peer, tag_in_words(name, tag)] for name, peer, tag in messages]
     known = {"name": group.name, "made_at": made_at(group), **counts, "recent": recent, "sent": sent}

@@ -1,7 +1,7 @@
 """The call that each thread of this process is in, read from the stacks of the threads: it costs them nothing.
 
 What is read of other modules: the functions that programs call (those in ``hpccomm.__all__`` and the methods of groups)
-with their arguments, `Door.run` that each operation passes (`self` and `call`), and the waits of Works. The rest of
+with their arguments, `Dispatcher.run` of each operation (`self` and `call`), and the waits of Works. The rest of
 hpccomm asks `calls_in_flight` and `call_of_thread`, and knows nothing of frames.
 """
 
@@ -24,7 +24,7 @@ from datetime import timedelta
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from ..core.door import Door, running_tasks
+from ..core.dispatcher import Dispatcher, running_tasks
 from ..core.group import ProcessGroup
 from ..core.late import package
 from ..core.operation_list import CALLED, MESSAGES, OF_GRIDS, OF_SEVERAL, OPERATIONS, TASK
@@ -46,8 +46,8 @@ JUMPS = {*dis.hasjrel, *dis.hasjabs}
 TESTS = {f"{first}est{which}" for first in "Tt" for which in ("", "all", "any", "some")} | {"Get_status", "get_status"}
 OWN_THREADS = "hpccomm-"  # how their names begin
 
-# The frames that show an operation: the door, waits; and functions for users, the only ones of a fast operation.
-DOOR = Door.run.__code__
+# The frames that show an operation: the dispatcher, waits; and functions for users, the only ones of a fast operation.
+DISPATCHER = Dispatcher.run.__code__
 POLL = "is_completed"
 METHODS_OF_WORKS = ("wait", "synchronize", POLL)  # whichever class the Work is
 ABORTS = AbortOnException.__call__.__code__
@@ -146,8 +146,8 @@ def _call_in(innermost: FrameType, waited_for: Work | PersistentWork | None) -> 
     for frame in _outward(innermost):
         code = frame.f_code
         can_raise = can_raise or code in KEEP_TIME
-        if code is DOOR:
-            call = _call_at_the_door(frame)
+        if code is DISPATCHER:
+            call = _call_in_dispatcher(frame)
         elif code in others:
             call = _call_of_another(frame, others[code]) or call
         elif code.co_name in METHODS_OF_WORKS and code.co_filename.startswith(PACKAGE) and code not in public:
@@ -173,7 +173,7 @@ def _says_more(code: CodeType, record: Record) -> bool:
     return "self" in code.co_varnames[:1] and CALLED.get((record.name, False), record.name) != code.co_name
 
 
-def _call_at_the_door(frame: FrameType) -> CallInFlight:
+def _call_in_dispatcher(frame: FrameType) -> CallInFlight:
     inside = frame.f_locals
     group, call = inside["self"].group, inside["call"]
     return _call(frame, group, call.name, _last_number(group, call.name), call.named if call.name in OPERATIONS else {})
@@ -285,7 +285,7 @@ def _wait_for(work: Work | PersistentWork, where: str, timeout: float | None, ca
 
 def is_in_mismatch_check(group: ProcessGroup | None) -> bool:
     """Whether this rank waits for others in the mismatch check of a group, which has a time limit of its own."""
-    return group is not None and group.door.check is not None and group.door.check.is_waiting
+    return group is not None and group.dispatcher.check is not None and group.dispatcher.check.is_waiting
 
 
 def record_of(work: Work | PersistentWork, where: str = "") -> Record:
@@ -294,9 +294,9 @@ def record_of(work: Work | PersistentWork, where: str = "") -> Record:
     if isinstance(work, PersistentWork):
         name, number = work.call.name, _last_number(group, work.call.name)
         return describe(group, name, number, work.call.named, where=where, async_op=True)
-    named = {"result": work.flight.result}
+    named = {"result": work.info.result}
     record = describe(group, work.op_type, work.sequence_number, named, where=where, async_op=True)
-    record.peer, record.tag = work.flight.peer, work.flight.tag
+    record.peer, record.tag = work.info.peer, work.info.tag
     return record
 
 

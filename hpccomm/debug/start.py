@@ -19,7 +19,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ..core.timeouts import as_seconds
-from ..native import gil_held, room
+from ..native import fastpath, gil_held
 from ..process.proc import say_that_it_ends
 from ..process.settings import Settings, folder_at_start
 from .groups_seen import PACKAGE, groups
@@ -127,11 +127,16 @@ class Start:
 
     def _start_threads_without_python(self) -> None:
         """Start what speaks for this process while a call of C holds the GIL (`native/gil_held.h`)."""
-        if gil_held is None or room is None or not hasattr(os, "memfd_create") or not (free := gil_held.free_signal()):
+        if (
+            gil_held is None
+            or fastpath is None
+            or not hasattr(os, "memfd_create")
+            or not (free := gil_held.free_signal())
+        ):
             return
         self._stacks = os.memfd_create("hpccomm-stacks")  # where faulthandler leaves them
         faulthandler.register(free, file=self._stacks, all_threads=True)
-        if gil_held.start(self._rank, self._size, PACKAGE, free, self._stacks, room.blocking_address()):
+        if gil_held.start(self._rank, self._size, PACKAGE, free, self._stacks, fastpath.blocking_address()):
             atexit.register(gil_held.stop)
 
     def stop(self) -> None:

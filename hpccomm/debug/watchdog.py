@@ -73,7 +73,7 @@ class Watchdog:
     def __init__(self, reporter: Reporter) -> None:
         self.reporter = reporter
         self._seen: dict[Any, _Observed] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self.has_stopped = False
         self._thread = 0  # in which it runs
         self._woken = 0  # datagrams, or more, that have told it to look into the folder
@@ -128,8 +128,8 @@ class Watchdog:
                     self._answer()
             except Exception as error:  # the watchdog must not end before the program
                 text = f"hpccomm: the watchdog of rank {self.reporter.rank} failed: {type(error).__name__}: {error}"
-                if text not in self._told:
-                    self._told.add(text)
+                if text not in self._reported:
+                    self._reported.add(text)
                     tell(text)
                 time.sleep(LONGEST_PERIOD)
 
@@ -139,8 +139,8 @@ class Watchdog:
             f"hpccomm: rank {self.reporter.rank} does not answer `hpccomm debug --pid` for a minute: user "
             f"{self.reporter.mailbox.stranger} of this node sends it many datagrams; `hpccomm debug --job` works"
         )
-        if self.reporter.mailbox.stranger is not None and text not in self._told:
-            self._told.add(text)
+        if self.reporter.mailbox.stranger is not None and text not in self._reported:
+            self._reported.add(text)
             tell(text)
 
     def _ask_for(self, askers: list[bytes]) -> None:

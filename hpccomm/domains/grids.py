@@ -20,7 +20,7 @@ from ..core.group import ProcessGroup, child_of, make_group
 from ..core.members import TO_NOBODY
 from ..core.options import time_limit
 from ..core.registry import BackendConfig
-from ..errors import here
+from ..errors import on_rank
 from ..job import failures, mpi_library
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def new_grid(
     parent = member_of("new_grid", group)
     layout = _layout("new_grid", parent.size, dims, periodic, names)
     if reorder not in (None, "node"):
-        raise ValueError(f'new_grid: reorder is {reorder!r}; expected "node" or None{here()}')
+        raise ValueError(f'new_grid: reorder is {reorder!r}; expected "node" or None{on_rank()}')
     config = parent.config if backend is None else BackendConfig(backend)
     limits = time_limit(timeout, on_timeout)(parent)
     usable("new_grid", parent)
@@ -148,7 +148,7 @@ def init_device_mesh(
     devices = current_world().config.device_map
     if device_type not in devices:
         known = ", ".join(map(repr, devices))
-        raise ValueError(f"init_device_mesh: device_type is {device_type!r}; the world has {known}{here()}")
+        raise ValueError(f"init_device_mesh: device_type is {device_type!r}; the world has {known}{on_rank()}")
     return new_grid(mesh_shape, names=mesh_dim_names)
 
 
@@ -214,7 +214,7 @@ class Grid(ProcessGroup):
         """Return the coordinates of a rank of the grid: MPI_Cart_coords. ValueError if there is no such rank."""
         number = checks.integer("coords_of: rank", rank)
         if not 0 <= number < self.size:
-            raise ValueError(f"coords_of: rank is {number}; {self!r} has ranks 0 to {self.size - 1}{here()}")
+            raise ValueError(f"coords_of: rank is {number}; {self!r} has ranks 0 to {self.size - 1}{on_rank()}")
         return tuple(int(each) for each in np.unravel_index(number, self.dims))
 
     def rank_of(self, coords: Sequence[Integer]) -> int:
@@ -224,10 +224,10 @@ class Grid(ProcessGroup):
         """
         place = [checks.integer("rank_of: a coordinate", each) for each in coords]
         if len(place) != self.ndim:
-            raise ValueError(f"rank_of: coords are {tuple(place)}; expected {self.ndim}, one for each axis{here()}")
+            raise ValueError(f"rank_of: coords are {tuple(place)}; expected {self.ndim}, one for each axis{on_rank()}")
         rank = self.at(place)
         if rank is None:
-            raise ValueError(f"rank_of: coords are {tuple(place)}, outside {self!r}{here()}")
+            raise ValueError(f"rank_of: coords are {tuple(place)}, outside {self!r}{on_rank()}")
         return rank
 
     def at(self, place: Sequence[int]) -> int | None:
@@ -277,17 +277,19 @@ class Grid(ProcessGroup):
         if isinstance(axis, str):
             if axis not in names:
                 known = f"its axes are {', '.join(names)}" if names else "its axes have no names; number them from 0"
-                raise ValueError(f"{self!r} has no axis {axis!r}; {known}{here()}")
+                raise ValueError(f"{self!r} has no axis {axis!r}; {known}{on_rank()}")
             return names.index(axis)
         number = checks.integer("axis", axis)
         if not -self.ndim <= number < self.ndim:
-            raise ValueError(f"{self!r} has no axis {number}; expected 0 to {self.ndim - 1}{here()}")
+            raise ValueError(f"{self!r} has no axis {number}; expected 0 to {self.ndim - 1}{on_rank()}")
         return number % self.ndim
 
     def __getitem__(self, axes: Integer | str | tuple[Integer | str, ...]) -> Grid:
         chosen = tuple(self.axis(axis) for axis in (axes if isinstance(axes, tuple) else (axes,)))
         if chosen not in self._parts:
-            raise ValueError(f"{self!r} has no part {axes!r}; name one axis or more, each once, in its order{here()}")
+            raise ValueError(
+                f"{self!r} has no part {axes!r}; name one axis or more, each once, in its order{on_rank()}"
+            )
         return self._parts[chosen]
 
     def make_parts(self) -> None:
@@ -350,7 +352,7 @@ class Grid(ProcessGroup):
 
     def _only(self, axis: Integer | str | None) -> int:
         if axis is None and self.ndim > 1:
-            raise ValueError(f"{self!r} has {self.ndim} axes; give mesh_dim{here()}")
+            raise ValueError(f"{self!r} has {self.ndim} axes; give mesh_dim{on_rank()}")
         return self.axis(0 if axis is None else axis)
 
     def __dir__(self) -> list[str]:
@@ -442,23 +444,23 @@ def _layout(
     given = tuple(checks.integer(f"{operation}: a number of dims", each) for each in rows)
     if not 1 <= len(given) <= MOST_AXES or min(given) < 0:
         raise ValueError(
-            f"{operation}: dims are {given}; expected 1 to {MOST_AXES} numbers, 0 for one to choose{here()}"
+            f"{operation}: dims are {given}; expected 1 to {MOST_AXES} numbers, 0 for one to choose{on_rank()}"
         )
     fixed = prod(each for each in given if each)
     if size % fixed or (0 not in given and fixed != size):
         fit = " or ".join(map(str, fitting(given, size)))
         raise ValueError(
             f"{operation}: dims are {given}, and the group has {size} ranks; {fit} would fit, and 0 is for a number to "
-            f"choose{here()}"
+            f"choose{on_rank()}"
         )
     chosen = tuple(mpi_library.load().Compute_dims(size, list(given)))
     wraps = (periodic,) * len(given) if isinstance(periodic, (bool, np.bool_)) else tuple(periodic)
     if len(wraps) != len(given) or not all(isinstance(each, (bool, np.bool_)) for each in wraps):
-        raise ValueError(f"{operation}: periodic is {periodic!r}; expected a bool, or {len(given)} of them{here()}")
+        raise ValueError(f"{operation}: periodic is {periodic!r}; expected a bool, or {len(given)} of them{on_rank()}")
     called = None if names is None else tuple(names)
     if called is not None:
         if not all(isinstance(each, str) for each in called):
-            raise TypeError(f"{operation}: names are {names!r}; expected {len(given)} strings{here()}")
+            raise TypeError(f"{operation}: names are {names!r}; expected {len(given)} strings{on_rank()}")
         if len(called) != len(given) or len(set(called)) != len(called):
-            raise ValueError(f"{operation}: names are {called}; expected {len(given)}, each once{here()}")
+            raise ValueError(f"{operation}: names are {called}; expected {len(given)}, each once{on_rank()}")
     return Layout(chosen, tuple(map(bool, wraps)), called)

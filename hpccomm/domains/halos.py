@@ -22,7 +22,7 @@ from ..core.calls import Call
 from ..core.persistent_work import PersistentWork
 from ..core.reduce_op import SUM
 from ..core.work import Work
-from ..errors import here
+from ..errors import on_rank
 from .cache import cached
 from .grids import Grid
 
@@ -212,28 +212,28 @@ class Halo(NamedTuple):
 
     @property
     def call(self) -> Call:
-        """The call, as it passes the door."""
+        """The call, as it passes the dispatcher."""
         arguments = self.views, self.widths, self.axes, self.corners
         return Call((self.name.removesuffix("_init"), self.device, self.views, arguments))
 
     def begin(self, async_op: bool) -> Work | None:
         """Exchange the halo once."""
-        door, pieces = self.grid.door, self.pieces()
+        dispatcher, pieces = self.grid.dispatcher, self.pieces()
         if self.again is not None and not async_op:
             step: Callable[[], Work | None] = partial(self.again, *pieces)
         else:
-            step = partial(door.backends[self.device].exchange, *pieces, self.adds, async_op)
-        return door.run(self.call, async_op, step)
+            step = partial(dispatcher.backends[self.device].exchange, *pieces, self.adds, async_op)
+        return dispatcher.run(self.call, async_op, step)
 
     def set_up(self) -> PersistentWork:
         """Compare what the ranks have, and set the exchange up; every rank of the grid calls it."""
         facts: list[Any] = [None] * self.grid.size
         self.grid.all_gather_object(facts, self.facts())
         if fault := self.fault(facts):
-            raise ValueError(f"{self.name}: {fault}{here()}")
-        door = self.grid.door
-        return door.set_up(
-            self.call, partial(door.backends[self.device].persistent, "exchange", *self.pieces(), self.adds)
+            raise ValueError(f"{self.name}: {fault}{on_rank()}")
+        dispatcher = self.grid.dispatcher
+        return dispatcher.set_up(
+            self.call, partial(dispatcher.backends[self.device].persistent, "exchange", *self.pieces(), self.adds)
         )
 
     def own(self) -> list[tuple[int, ...]]:
@@ -259,7 +259,7 @@ class Halo(NamedTuple):
     def worked_out(self) -> tuple[Parts, Parts]:
         """Return the ranks and parts of arrays of messages; ValueError if this rank has too few cells for them."""
         if fault := self._own_fault(self.grid.rank, self.own()):
-            raise ValueError(f"{self.name}: {fault}{here()}")
+            raise ValueError(f"{self.name}: {fault}{on_rank()}")
         sends: Parts = []
         receives: Parts = []
         of_own, of_ghosts = (receives, sends) if self.adds else (sends, receives)
@@ -412,7 +412,7 @@ def _of_shapes(*arguments: Any) -> tuple[Any, ...]:
     """Return what of a halo depends on shapes and dtypes only, so that keeping it keeps no array."""
     halo = checked(*arguments)
     halo = halo._replace(parts=halo.worked_out())
-    again = halo.grid.door.backends[halo.device].repeated_exchange(*halo.pieces(), halo.adds)
+    again = halo.grid.dispatcher.backends[halo.device].repeated_exchange(*halo.pieces(), halo.adds)
     return halo.device, halo.axes, halo.widths, halo.parts, again
 
 
@@ -426,7 +426,7 @@ def checked(
 ) -> Halo:
     """Return the halo of these arguments; TypeError or ValueError for what this rank can see to be wrong."""
     if not isinstance(grid, Grid):
-        raise TypeError(f"{name}: grid is {grid!r}; expected a Grid, of hpccomm.new_grid{here()}")
+        raise TypeError(f"{name}: grid is {grid!r}; expected a Grid, of hpccomm.new_grid{on_rank()}")
     given = list(arrays) if isinstance(arrays, (list, tuple)) else [arrays]
     device, views = checks.array_list(name, "arrays", given)
     if name.startswith("halo_accumulate"):
@@ -439,14 +439,14 @@ def _widths(name: str, grid: Grid, width: Width) -> tuple[tuple[int, int], ...]:
     each = list(width) if isinstance(width, (Sequence, np.ndarray)) else [width] * grid.ndim
     if len(each) != grid.ndim:
         raise ValueError(
-            f"{name}: width is {width!r}; expected a number, or one (or a pair) for each of {grid.ndim} axes{here()}"
+            f"{name}: width is {width!r}; expected a number, or one (or a pair) for each of {grid.ndim} axes{on_rank()}"
         )
     pairs = []
     for one in each:
         pair = tuple(one) if isinstance(one, (Sequence, np.ndarray)) else (one, one)
         numbers = tuple(checks.integer(f"{name}: a width", number) for number in pair)
         if len(numbers) != 2 or min(numbers) < 0:
-            raise ValueError(f"{name}: a width is {one!r}; expected a number, or (before, after), 0 or more{here()}")
+            raise ValueError(f"{name}: a width is {one!r}; expected a number, or (before, after), 0 or more{on_rank()}")
         pairs.append((numbers[0], numbers[1]))
     return tuple(pairs)
 
@@ -457,6 +457,6 @@ def _axes(name: str, grid: Grid, view: Any, axes: Sequence[Integer] | None) -> t
     if len(given) != grid.ndim or len(set(found)) != grid.ndim:
         raise ValueError(
             f"{name}: axes are {tuple(given)}, of an array with {view.ndim} dimension{'s' * (view.ndim != 1)}; "
-            f"expected {grid.ndim} of them, one for each axis of the grid{here()}"
+            f"expected {grid.ndim} of them, one for each axis of the grid{on_rank()}"
         )
     return found

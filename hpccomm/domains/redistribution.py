@@ -20,7 +20,7 @@ from ..core.backend import Pieces
 from ..core.calls import Call
 from ..core.persistent_work import PersistentWork
 from ..core.work import Work
-from ..errors import here
+from ..errors import on_rank
 from .cache import cached
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def block(n: Integer, parts: Integer, index: Integer) -> slice:
         checks.integer(f"block: {what}", each) for what, each in zip(("n", "parts", "index"), (n, parts, index))
     )
     if n < 0 or not 0 <= at < of:
-        raise ValueError(f"block: part {at} of {of} of {n}; expected 0 <= index < parts, and n >= 0{here()}")
+        raise ValueError(f"block: part {at} of {of} of {n}; expected 0 <= index < parts, and n >= 0{on_rank()}")
     return slice(n * at // of, n * (at + 1) // of)
 
 
@@ -164,23 +164,23 @@ class Redistribution(NamedTuple):
 
     @property
     def call(self) -> Call:
-        """The call, as it passes the door."""
+        """The call, as it passes the dispatcher."""
         arguments = self.output, self.input, *self.boxes
         return Call((self.name.removesuffix("_init"), self.device, self.output, arguments))
 
     def begin(self, async_op: bool) -> Work | None:
         """Redistribute once; every rank of the group calls it."""
         sends, receives = self._agreed()
-        door = self.group.door
-        step = partial(door.backends[self.device].exchange, sends, receives, False, async_op)
-        return door.run(self.call, async_op, step)
+        dispatcher = self.group.dispatcher
+        step = partial(dispatcher.backends[self.device].exchange, sends, receives, False, async_op)
+        return dispatcher.run(self.call, async_op, step)
 
     def set_up(self) -> PersistentWork:
         """Set up a redistribution; every rank of the group calls it."""
         sends, receives = self._agreed()
-        door = self.group.door
-        step = partial(door.backends[self.device].persistent, "exchange", sends, receives, False)
-        return door.set_up(self.call, step)
+        dispatcher = self.group.dispatcher
+        step = partial(dispatcher.backends[self.device].persistent, "exchange", sends, receives, False)
+        return dispatcher.set_up(self.call, step)
 
     def _agreed(self) -> tuple[Pieces, Pieces]:
         """Return what is sent and received; raise on every rank if something does not fit."""
@@ -210,7 +210,7 @@ class Redistribution(NamedTuple):
             if not fault and device != told[0][2] and self.name == "redistribute_init":
                 fault = f"rank 0 has arrays on {told[0][2]}, and rank {rank} on {device}; expected the same"
             if fault:
-                raise ValueError(f"{self.name}: {fault}{here()}")
+                raise ValueError(f"{self.name}: {fault}{on_rank()}")
         all_boxes = tuple(boxes for _, boxes, *_ in told)
         return cached(self.group, "redistribute", all_boxes, partial(self._parts, all_boxes))
 
@@ -221,7 +221,9 @@ class Redistribution(NamedTuple):
         self.group.all_gather_object(missing, layouts.missing(self.group.rank))
         for rank, cell in enumerate(missing):
             if cell is not None:
-                raise ValueError(f"{self.name}: rank {rank} wants cell {cell}, and no rank's input_box has it{here()}")
+                raise ValueError(
+                    f"{self.name}: rank {rank} wants cell {cell}, and no rank's input_box has it{on_rank()}"
+                )
         return layouts.sends(self.group.rank), layouts.receives(self.group.rank)
 
 
@@ -305,9 +307,9 @@ def checked(
     device, view = checks.writable(name, "output", output)
     device_in, given = checks.readable(name, "input", input)
     if device != device_in:
-        raise ValueError(f"{name}: output and input are on {device} and {device_in}; one call, one device{here()}")
+        raise ValueError(f"{name}: output and input are on {device} and {device_in}; one call, one device{on_rank()}")
     if view.dtype != given.dtype:
-        raise TypeError(f"{name}: output is {view.dtype}, but input is {given.dtype}{here()}")
+        raise TypeError(f"{name}: output is {view.dtype}, but input is {given.dtype}{on_rank()}")
     boxes = _box(name, "output_box", output_box), _box(name, "input_box", input_box)
     faults = chain(_fault(group.rank, "output", view, boxes[0]), _fault(group.rank, "input", given, boxes[1]))
     fault = next(faults, "")
@@ -323,7 +325,7 @@ def _box(name: str, argument: str, given: Slices) -> Box:
     box = []
     for each in [given] if isinstance(given, slice) else given:
         if not isinstance(each, slice) or each.step not in (None, 1) or each.stop is None:
-            raise TypeError(f"{name}: {argument} has {each!r}; expected slices with a start and a stop{here()}")
+            raise TypeError(f"{name}: {argument} has {each!r}; expected slices with a start and a stop{on_rank()}")
         start = 0 if each.start is None else checks.integer(f"{name}: a start of {argument}", each.start)
         box.append((start, checks.integer(f"{name}: a stop of {argument}", each.stop)))
     return tuple(box)

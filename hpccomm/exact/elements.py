@@ -16,7 +16,7 @@ from ..core.calls import Call
 from ..core.late import FROM_THE_HOST, ON_THE_HOST, late
 from ..core.reduce_op import ReduceOp
 from ..core.work import Work
-from ..errors import UnsupportedOperationError, here
+from ..errors import UnsupportedOperationError, on_rank
 from .rows import Bits, ExactRows, bits_of
 from .sums import PRECISION, real_dtype
 
@@ -31,9 +31,9 @@ def reduce(group: Operations, call: Call, async_op: bool) -> Work | None:
     """
     if call.device not in ("cpu", "cuda", "rocm"):
         raise UnsupportedOperationError(
-            f"there are no reproducible sums of {call.device} arrays; copy them to the host{here()}", call.name
+            f"there are no reproducible sums of {call.device} arrays; copy them to the host{on_rank()}", call.name
         )
-    backend, named = group.door.backends["cpu"], call.named
+    backend, named = group.dispatcher.backends["cpu"], call.named
     source, target = call.spec.source, call.spec.target
     given = [named[source.name]] if source.form == "one" else named[source.name]
     output = named[target.name]
@@ -90,7 +90,7 @@ def _agreed(backend: Backend, operation: str, inputs: Sequence[Any]) -> Bits:
     if largest != -smallest:
         raise ValueError(
             f"{operation}: the arrays have {sum(sizes)} {inputs[0].dtype} numbers here, and other sizes or another "
-            f"dtype on another rank{here()}"
+            f"dtype on another rank{on_rank()}"
         )
     first, second, has_specials = agreed
     return first, second, has_specials

@@ -19,7 +19,7 @@ from ..core import checks
 from ..core.group import ProcessGroup
 from ..core.late import ON_THE_HOST, late
 from ..core.reduce_op import ReduceOp
-from ..errors import UnsupportedOperationError, here
+from ..errors import UnsupportedOperationError, on_rank
 from .rows import ANY_PRODUCTS, ANYTHING, NOTHING, Bits, ExactRows, bits_of
 from .sums import PRECISION, real_dtype
 
@@ -129,7 +129,7 @@ def reproducible_dot(x: Array, y: Array, group: Group | None = None) -> Any:
     a, b = _host(name, "x", x), _host(name, "y", y)
     checks.alike(name, "x and y", "cpu", a, "cpu", b)
     if a.shape != b.shape:
-        raise ValueError(f"{name}: x and y have the shapes {a.shape} and {b.shape}; expected the same{here()}")
+        raise ValueError(f"{name}: x and y have the shapes {a.shape} and {b.shape}; expected the same{on_rank()}")
     if not (ranks := _ranks(name, group)):
         return None
     if a.dtype.kind in "biu":
@@ -188,10 +188,10 @@ def reproducible_norm(x: Array, group: Group | None = None) -> Any:
 def _host(operation: str, argument: str, array: Array) -> Any:
     device, view = checks.readable(operation, argument, array)
     if device not in ("cpu", "cuda", "rocm"):
-        raise UnsupportedOperationError(f"{operation}: {argument} is on {device}; copy it to the host first{here()}")
+        raise UnsupportedOperationError(f"{operation}: {argument} is on {device}; copy it to the host first{on_rank()}")
     if view.dtype.kind not in "biu" and real_dtype(view.dtype).name not in PRECISION:
         raise TypeError(
-            f"{operation}: {argument} is {view.dtype}; expected float64 or less, complex, integers or bool{here()}"
+            f"{operation}: {argument} is {view.dtype}; expected float64 or less, complex, integers or bool{on_rank()}"
         )
     return view if device == "cpu" else late(ON_THE_HOST)(view)
 
@@ -200,7 +200,7 @@ def _ranks(operation: str, group: Group | None) -> int:
     """Return the number of ranks; outside the group 0, with the warning of every operation. Refuse in a block."""
     members = member(group)
     if isinstance(members, ProcessGroup):
-        block = members.door.block
+        block = members.dispatcher.block
         if block is not None and block.is_of_this_thread():
             block.refuse(operation)
         return members.size
@@ -215,7 +215,9 @@ def _axes(operation: str, axis: Integer | Sequence[Integer] | None, dimensions: 
     given = [checks.integer(f"{operation}: axis", each) for each in (axis if isinstance(axis, Sequence) else (axis,))]
     axes = {each % dimensions for each in given if -dimensions <= each < dimensions}
     if len(axes) < len(given):
-        raise ValueError(f"{operation}: axis is {axis!r}; expected different axes of the {dimensions} of array{here()}")
+        raise ValueError(
+            f"{operation}: axis is {axis!r}; expected different axes of the {dimensions} of array{on_rank()}"
+        )
     return tuple(sorted(axes))
 
 
@@ -270,6 +272,6 @@ def _agreed(
     if largest != -smallest:
         raise ValueError(
             f"{operation}: what remains of array is {dtype} of the shape {shape} here, but has another shape or dtype "
-            f"on another rank{here()}"
+            f"on another rank{on_rank()}"
         )
     return first, second, has_specials

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..native import room
+from ..native import fastpath
 from .sums import (
     CHUNK,
     HUGE,
@@ -33,7 +33,7 @@ Bits: TypeAlias = tuple[int, int, int]  # as `bits_of` returns them
 Parts: TypeAlias = tuple[int, list[tuple[int, int]]]  # where a sum ends, and integers with their exponents
 
 try:
-    if room is None:  # it is not wanted
+    if fastpath is None:  # it is not wanted
         raise ImportError
     from ..native._sums import add_rows, extent, product_sums, two_grid_sums
 except ImportError:

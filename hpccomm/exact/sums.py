@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DistError, here
+from ..errors import DistError, on_rank
 
 CHUNK = 1 << 14  # elements at once, so that three copies stay in the cache
 PART = CHUNK // 2  # likewise where many temporary arrays are made: so small that malloc keeps their memory
@@ -67,7 +67,7 @@ def need_subnormals() -> None:
     if SMALLEST[0] + SMALLEST[1] == 0.0:  # not of constants, which Python adds when it compiles this
         raise DistError(
             "a library has switched this thread to flush subnormal numbers to zero (gcc's -ffast-math does, when it is "
-            f"loaded), and sums would not be exact; build it with -mno-daz-ftz, or sum in another thread{here()}"
+            f"loaded), and sums would not be exact; build it with -mno-daz-ftz, or sum in another thread{on_rank()}"
         )
 
 

@@ -22,7 +22,7 @@ from ..core.backend import Backend
 from ..core.options import BackendOptions
 from ..core.reduce_op import ReduceOp
 from ..core.work import CompletedWork, Work
-from ..errors import UnsupportedOperationError, here
+from ..errors import UnsupportedOperationError, on_rank
 from .reductions import as_bytes, recv_tensor, send_tensor, unpacking
 from .works import WAITING, GlooWork, MessageWork, ReceiveWork, as_dist_error
 
@@ -193,7 +193,7 @@ class GlooBackend(Backend):
     def _is_another(self, operation: str, rank: int | None) -> None:
         if rank == self.rank:
             raise UnsupportedOperationError(
-                f"gloo sends nothing to the same rank; copy the array, or use 'cpu:mpi'{here()}", operation
+                f"gloo sends nothing to the same rank; copy the array, or use 'cpu:mpi'{on_rank()}", operation
             )
 
     # -- the rest --------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import torch.distributed
 from ..core.arithmetic import multiplied, truth
 from ..core.reduce_op import ReduceOp
 from ..core.work import Once
-from ..errors import UnsupportedOperationError, here
+from ..errors import UnsupportedOperationError, on_rank
 
 OPS: Any = torch.distributed.ReduceOp
 
@@ -81,7 +81,7 @@ def gloo_reduction(operation: str, dtype: np.dtype[Any], op: ReduceOp) -> tuple[
         if dtype in PARTS and name == "SUM":
             return dtype, PARTS[dtype], name
     raise UnsupportedOperationError(
-        f"gloo can't reduce {dtype} by {op!r}; 'cpu:mpi' instead of 'cpu:gloo' can{here()}", operation
+        f"gloo can't reduce {dtype} by {op!r}; 'cpu:mpi' instead of 'cpu:gloo' can{on_rank()}", operation
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..core.work import Progress, Work
-from ..errors import DistBackendError, DistError, DistTimeoutError, here
+from ..errors import DistBackendError, DistError, DistTimeoutError, on_rank
 
 TIMED_OUT = ("timed out", "timeout", "failed to pass monitoredbarrier")  # gloo raises RuntimeError only
 WAITING: set[threading.Thread] = set()
@@ -96,6 +96,6 @@ def as_dist_error(operation: str, error: Exception) -> Exception:
     text = str(error).partition("\n")[0]
     if any(words in text.lower() for words in TIMED_OUT):
         return DistTimeoutError(
-            f"gloo reports: {text}; it has closed its connections, so this group can't be used on{here()}", operation
+            f"gloo reports: {text}; it has closed its connections, so this group can't be used on{on_rank()}", operation
         )
-    return DistBackendError(f"gloo reports: {text}{here()}", operation)
+    return DistBackendError(f"gloo reports: {text}{on_rank()}", operation)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DistBackendError, RankFailedError, here
+from ..errors import DistBackendError, RankFailedError, on_rank
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -27,7 +27,7 @@ PAUSE = 0.1  # seconds between two looks for deaths
 LONGEST_NEWS = 5.0  # seconds until a rank that a death has disturbed knows who has died
 
 next_step = "shrink_group() makes a group of the ranks that are left"  # or replace_failed, where there are spares
-kept: list[Any] = []  # buffers that MPI may still write to, because an operation on them has failed
+unsafe_buffers: list[Any] = []  # buffers that MPI may still write to, because an operation on them has failed
 
 
 @functools.cache
@@ -179,7 +179,7 @@ def rank_failed(operation: str, ranks: tuple[int, ...]) -> RankFailedError:
         who = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} {'have' if len(ranks) > 1 else 'has'} died"
     else:
         who = "another rank has given the group up"
-    return RankFailedError(f"{who}; {next_step}{here()}", ranks, operation)
+    return RankFailedError(f"{who}; {next_step}{on_rank()}", ranks, operation)
 
 
 @contextlib.contextmanager
@@ -205,7 +205,7 @@ def backend_error(operation: str, error: MPI.Exception) -> DistBackendError:
             "; each group and grid uses up several of them: make one once and use it again, or destroy it when it is "
             "not needed any more: destroy_process_group(group), or a `with` block"
         )
-    return DistBackendError(f"MPI reports: {text}{hint}{here()}", operation)
+    return DistBackendError(f"MPI reports: {text}{hint}{on_rank()}", operation)
 
 
 def shrink(comm: Any) -> tuple[Any, list[int]]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ..errors import RankFailedError, TooFewSparesError, here
+from ..errors import RankFailedError, TooFewSparesError, on_rank
 from . import failures, mpi_library
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ class Reserve:
 def _too_few(dead: int, spares: int, size: int) -> str:
     have = f"{dead} rank{'s have' if dead > 1 else ' has'} died"
     left = f"{spares or 'no'} spare{'' if spares == 1 else 's'} {'is' if spares == 1 else 'are'} left"
-    return f"{have}, and {left}; shrink_group() makes a group of the {size - dead} that live{here()}"
+    return f"{have}, and {left}; shrink_group() makes a group of the {size - dead} that live{on_rank()}"
 
 
 def _has_ended(request: MPI.Request) -> bool:

@@ -18,7 +18,7 @@ from ..core.options import BackendOptions
 from ..core.overlap import all_unaliased
 from ..core.reduce_op import ReduceOp
 from ..core.work import Work, both
-from ..errors import here
+from ..errors import on_rank
 from ..job import failures, tags
 from ..process.tuning import NEVER
 from . import reductions
@@ -65,7 +65,7 @@ class MPIBackend(Backend):
     def __init__(self, options: BackendOptions) -> None:
         super().__init__(options.rank, options.size)
         if options.comm is None:
-            raise TypeError(f"the mpi backend needs a group with an MPI communicator{here()}")
+            raise TypeError(f"the mpi backend needs a group with an MPI communicator{on_rank()}")
         self._options = options
         self.comm = options.comm
         self._tuning = options.tuning._replace(segment_bytes=min(options.tuning.segment_bytes, LARGEST_COUNT))
@@ -117,7 +117,7 @@ class MPIBackend(Backend):
         return NodePersistent(self.fast_path)  # type: ignore[arg-type]
 
     def _exchanges_in_nodes(self) -> NodeExchanges | None:
-        """Return what exchanges within nodes; None where a rank of the group has not the compiled room for it."""
+        """Return what exchanges within nodes; None where a rank of the group has not the compiled extension for it."""
         # No cached_property: up to Python 3.11 it has a lock for all groups, and this waits for other ranks.
         if "_node_exchanges" not in vars(self):
             from .node_exchange import NodeExchanges, is_compiled
@@ -446,7 +446,7 @@ class MPIBackend(Backend):
         return joined(works, finish)
 
     def _runs(self, larger: list[Any], smaller: list[Any], async_op: bool) -> list[tuple[list[Any], list[Any]]]:
-        """Return neighbours that go together, of `larger` at most so many bytes, as the compiled room cuts them."""
+        """Return neighbours that go together, with as many bytes of `larger` as in the compiled extension."""
         if async_op or sum(map(nbytes_of, larger)) <= self._run_bytes:
             return [(larger, smaller)]
         from .segments import runs

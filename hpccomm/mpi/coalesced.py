@@ -25,7 +25,7 @@ class Coalesced:
     """The blocking forms, with the memory that all calls pack into."""
 
     def __init__(self, run_bytes: int) -> None:
-        self._run_bytes = run_bytes  # the same in the compiled room: other ranks may be there
+        self._run_bytes = run_bytes  # the same in the compiled extension: other ranks may be there
         self.scratch = np.empty(0, np.uint8)
 
     def memory(self, nbytes: int) -> Any:

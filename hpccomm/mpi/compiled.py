@@ -1,4 +1,4 @@
-"""The Python half of the compiled fast path (`native/_room.pyx`): tables, set-up, errors."""
+"""The Python half of the compiled fast path (`native/_fastpath.pyx`): tables, set-up, errors."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
-from ..core.door import REAP_ABOVE, REAP_BYTES
-from ..core.flight import flight_of
+from ..core.dispatcher import REAP_ABOVE, REAP_BYTES
 from ..core.operation_list import MESSAGES
 from ..core.overlap import address_of
 from ..core.reduce_op import ReduceOp
 from ..core.work import COMPLETED, IN_FLIGHT, Work
-from ..errors import DistBackendError, here
+from ..core.work_info import work_info
+from ..errors import DistBackendError, on_rank
 from ..job import failures
 from ..job.tags import LARGEST, SPARSE_LARGE
-from ..native import _room as room
+from ..native import _fastpath as fastpath
 from ..process.tuning import Tuning
 from .datatypes import DIRECT, TYPED, message
 from .fast_path import RUN_BYTES, MPIFastPath
 from .works import MPIWork, as_backend_error, wrong_length
 
 if TYPE_CHECKING:
-    from ..core.door import Door
+    from ..core.dispatcher import Dispatcher
     from .shared_memory import Mapping, Window
 
 LARGEST_SLOT = 512 << 10  # bytes
@@ -46,7 +46,7 @@ def aligned_zeros(nbytes: int) -> Any:
     return memory[-address_of(memory) % ALIGNMENT :][:nbytes]
 
 
-class CompiledWork(room.Pending, Work):
+class CompiledWork(fastpath.Pending, Work):
     """A message or an all_reduce that the compiled fast path has begun."""
 
     progress = MPIWork.progress
@@ -64,10 +64,10 @@ def cores_of(comm: MPI.Intracomm) -> int:
     return len(set().union(*comm.allgather(os.sched_getaffinity(0))))
 
 
-class CompiledFastPath(room.FastPath, MPIFastPath):
+class CompiledFastPath(fastpath.FastPath, MPIFastPath):
     """The compiled fast path of one group; what raises is here."""
 
-    door: Door
+    dispatcher: Dispatcher
     is_open = True
     _memory: Window | Mapping | None = None
 
@@ -75,7 +75,7 @@ class CompiledFastPath(room.FastPath, MPIFastPath):
         self._comm, self._rank, self._size = comm, comm.Get_rank(), comm.Get_size()
         self.shared_bytes = tuning.shared_bytes
         largest = tuning.segment_bytes, min(tuning.segment_bytes, thread_bytes - 1)
-        room.FastPath.__init__(
+        fastpath.FastPath.__init__(
             self, MPI._handleof(comm), self._rank, self._size, windows, *largest, LARGEST, ReduceOp.SUM, ReduceOp.AVG,
             RUN_BYTES, CompiledWork,
         )  # fmt: skip
@@ -91,13 +91,13 @@ class CompiledFastPath(room.FastPath, MPIFastPath):
 
     def _open_node(self) -> None:
         if self._size == 1:
-            self._own = aligned_zeros(room.node_memory(0, 1, OWN_SLOT))
+            self._own = aligned_zeros(fastpath.node_memory(0, 1, OWN_SLOT))
             self.map_node(address_of(self._own), OWN_SLOT, ONE_PHASE, LOOKS)
             return
         from .shared_memory import PAGE_BYTES, Mapping
 
         slot = min(LARGEST_SLOT, LARGEST_WINDOW // (2 * self._size + 1)) // PAGE_BYTES * PAGE_BYTES
-        nbytes = [room.node_memory(rank, self._size, slot) for rank in range(self._size)]
+        nbytes = [fastpath.node_memory(rank, self._size, slot) for rank in range(self._size)]
         self._memory = Mapping.make(self._comm, nbytes) if self.is_in_thread else self._new_window(nbytes, 3 * slot)
         if self._memory is None:
             self.map_node(0, 0, 0, 0)
@@ -148,18 +148,18 @@ class CompiledFastPath(room.FastPath, MPIFastPath):
             self.messages += 1
         else:
             self.count += 1
-        return self.door.identify_fast(as_backend_error(name, error, self._comm), name)
+        return self.dispatcher.identify_fast(as_backend_error(name, error, self._comm), name)
 
     def short(self, name: str, nbytes: int, expected: int) -> Exception:
         """Return what the program should see where a message was shorter than its array."""
-        return self.door.identify_fast(wrong_length(name, nbytes, expected), name)
+        return self.dispatcher.identify_fast(wrong_length(name, nbytes, expected), name)
 
 
 def different_call(name: str, rank: int) -> DistBackendError:
     """Return the error of a call that rank `rank` of the group does not make alike."""
     return DistBackendError(
         f"rank {rank} of the group calls another operation, or with another op, dtype, size or root; what the arrays "
-        f"have now is not defined. HPCCOMM_DEBUG=DETAIL says what each rank calls{here()}",
+        f"have now is not defined. HPCCOMM_DEBUG=DETAIL says what each rank calls{on_rank()}",
         name,
     )
 
@@ -200,7 +200,7 @@ def _numbers(dtype: np.dtype[Any]) -> list[int]:
     return [each.num for each in map(np.dtype, np.typecodes["All"]) if each == dtype]
 
 
-room.set_up(
+fastpath.set_up(
     MPI.__file__,
     {
         "in_place": int(MPI.IN_PLACE),
@@ -217,4 +217,4 @@ room.set_up(
     wrong_length,
     different_call,
 )
-room.set_up_works(IN_FLIGHT, COMPLETED, flight_of, Work, REAP_ABOVE, REAP_BYTES)
+fastpath.set_up_works(IN_FLIGHT, COMPLETED, work_info, Work, REAP_ABOVE, REAP_BYTES)

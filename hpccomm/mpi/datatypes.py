@@ -9,8 +9,8 @@ import numpy as np
 from mpi4py import MPI
 
 from ..core.reduce_op import ReduceOp
-from ..errors import here
-from ..native import room
+from ..errors import on_rank
+from ..native import fastpath
 
 # dtypes that MPI reduces itself. float16 and bfloat16 are reduced in float32 (reductions.py): MPI has no
 # bfloat16, and rounds float16 after every addition.
@@ -46,8 +46,8 @@ BOOL_OPS = {
 
 def _keeping_nan(op: ReduceOp, code: str) -> MPI.Op:
     """Return a reduction of floats with MIN or MAX that keeps NaN, as NumPy's; MPI does not define what its own do."""
-    if room is not None:
-        return MPI.Op.fromhandle(room.make_op(MPI.__file__, "n" if op is ReduceOp.MIN else "x", code))
+    if fastpath is not None:
+        return MPI.Op.fromhandle(fastpath.make_op(MPI.__file__, "n" if op is ReduceOp.MIN else "x", code))
     reduce = np.minimum if op is ReduceOp.MIN else np.maximum
 
     def combine(values: Any, result: Any, _: MPI.Datatype) -> None:
@@ -142,6 +142,7 @@ def arithmetic_type(dtype: np.dtype[Any], op: Any) -> MPI.Datatype:
     datatype = ARITHMETIC.get(dtype)
     if datatype is None:
         raise TypeError(
-            f"MPI has no datatype in which {op!r} could reduce {dtype} arrays; convert to a numeric dtype first{here()}"
+            f"MPI has no datatype in which {op!r} could reduce {dtype} arrays; convert to a numeric dtype "
+            f"first{on_rank()}"
         )
     return datatype

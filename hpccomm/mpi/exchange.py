@@ -110,7 +110,7 @@ class RepeatedExchange:
             requests += [self._comm.Isend(*each) for each in self._sent]
             MPI.Request.Waitall(requests, self._statuses)
         except BaseException:
-            failures.kept.append((self._received, self._sent))  # MPI may still write to this memory
+            failures.unsafe_buffers.append((self._received, self._sent))  # MPI may still write to this memory
             self._set_up(sends, receives)
             raise
         for status, nbytes in zip(self._statuses, self._sizes):

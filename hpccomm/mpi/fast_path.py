@@ -7,12 +7,12 @@ from typing import Any
 from mpi4py import MPI
 
 from ..core.backend import FastPath
-from ..native import room
+from ..native import fastpath
 from ..process.tuning import Tuning
 
 # Of coalesced arrays: a run of this size stays in the cache while it is packed, reduced and unpacked.
 RUN_BYTES = 1 << 20
-KEPT_BYTES = 16 * RUN_BYTES  # of memory for them, at most; in the compiled room likewise
+KEPT_BYTES = 16 * RUN_BYTES  # of memory for them, at most; in the compiled extension likewise
 
 
 class MPIFastPath(FastPath):
@@ -37,7 +37,7 @@ def make_fast_path(comm: MPI.Intracomm, windows: dict[int, Any], tuning: Tuning,
     It takes arrays of up to a segment's bytes, asynchronous ones below `thread_bytes`. `windows` is empty until the
     program makes a node-shared array; then the checks take reductions of `shared_bytes`.
     """
-    if room is None:
+    if fastpath is None:
         return MPIFastPath()
     from .compiled import CompiledFastPath
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mpi4py import MPI
 
 from ..core.exchange import TIMED_OUT, Exchange
-from ..errors import DistTimeoutError, here
+from ..errors import DistTimeoutError, on_rank
 
 
 class MonitoredBarrier:
@@ -28,4 +28,4 @@ class MonitoredBarrier:
 
         outcome, text = self._exchange({}, timeout, lambda _: "", late)
         if outcome == TIMED_OUT:
-            raise DistTimeoutError(f"monitored_barrier: {text}{here()}")
+            raise DistTimeoutError(f"monitored_barrier: {text}{on_rank()}")

@@ -21,14 +21,14 @@ from mpi4py import MPI
 
 from ..core.backend import Pieces
 from ..core.calls import Call
-from ..core.door import Door
+from ..core.dispatcher import Dispatcher
 from ..core.overlap import address_of
 from ..core.persistent_work import PersistentWork
 from ..core.pieces import by_peer, places
 from ..core.work import Once
-from ..errors import DistBackendError, here
+from ..errors import DistBackendError, on_rank
 from ..job.mpi_library import release
-from ..native import room
+from ..native import fastpath
 from ..process.tuning import Tuning
 from .direct import Copies, DirectCopies
 from .exchange import set_up
@@ -61,9 +61,9 @@ class NodeExchange(PersistentWork):
         self._rest = rest
         self._alive = alive
 
-    def belong_to(self, door: Door, call: Call, number: int) -> None:
+    def belong_to(self, dispatcher: Dispatcher, call: Call, number: int) -> None:
         """As PersistentWork."""
-        super().belong_to(door, call, number)
+        super().belong_to(dispatcher, call, number)
         first = self.call.arguments[0]
         first = first[0] if isinstance(first, list) else first
         self._shown = self.call.name, first.dtype, first.nbytes  # in reports
@@ -71,16 +71,16 @@ class NodeExchange(PersistentWork):
     # As of persistent all_reduces: of a microsecond, one call more from `start` to `begin` takes a twentieth.
 
     def start(self) -> None:
-        """Start as PersistentWork does, without the door while the fast path is open."""
+        """Start as PersistentWork does, without the dispatcher while the fast path is open."""
         if self.is_active or self._freed:
             self.refuse_to_start()
-        door: Any = self.door
-        fast = door.fast
-        if not fast.is_open or door.hooks or door.check is not None:
+        dispatcher: Any = self.dispatcher
+        fast = dispatcher.fast
+        if not fast.is_open or dispatcher.hooks or dispatcher.check is not None:
             super().start()
             return
         fast.count += 1
-        door.recent.append((door.collectives + fast.count, *self._shown))
+        dispatcher.recent.append((dispatcher.collectives + fast.count, *self._shown))
         self.begin()
         self.is_active = True
 
@@ -130,7 +130,7 @@ class NodeExchange(PersistentWork):
         elif code := self._pieces.unpack():
             raise DistBackendError(
                 f"copying between the memories of two ranks failed ({os.strerror(code)}); "
-                f"HPCCOMM_TUNING with a large direct_bytes does without{here()}"
+                f"HPCCOMM_TUNING with a large direct_bytes does without{on_rank()}"
             )
 
     def release(self) -> None:
@@ -152,7 +152,7 @@ class NodeExchanges:
         self._ranks = {rank: number for number, rank in enumerate(self._node.allgather(comm.Get_rank()))}
         self._looks = LOOKS if self._node.size <= cores_of(self._node) else LOOKS_OF_MANY
         self._direct = DirectCopies(self._node, tuning)
-        self._windows: dict[int, tuple[Window, weakref.ref[NodeExchange]]] = {}  # the door keeps those in use
+        self._windows: dict[int, tuple[Window, weakref.ref[NodeExchange]]] = {}  # the dispatcher keeps those in use
         self._made = 0
 
     def set_up(self, sends: Pieces, receives: Pieces, adds: bool) -> PersistentWork:
@@ -276,7 +276,7 @@ def _described(piece: Any, *slots: Any) -> Any:
 
 def is_compiled() -> bool:
     """Return whether this process has what it takes."""
-    if room is None:
+    if fastpath is None:
         return False
     try:
         import hpccomm.native._pieces  # noqa: F401

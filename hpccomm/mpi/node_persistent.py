@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from ..core.persistent_work import PersistentWork
 from ..core.work import Once, both, repeatable
-from ..native import _room as room
+from ..native import _fastpath as fastpath
 from .compiled import aligned_zeros
 from .layout import Finish
 from .persistent import LARGEST_IN_NODE
@@ -24,7 +24,7 @@ FIRST_WINDOW_BYTES = 64 << 10  # each further window is twice as large
 MOST_BYTES = 64 << 20  # of a group; then MPI takes over
 
 
-class NodePersistentWork(room.Halves, PersistentWork):
+class NodePersistentWork(fastpath.Halves, PersistentWork):
     """A persistent collective in memory of the node."""
 
 
@@ -47,7 +47,7 @@ class NodePersistent:
         is_small = given.nbytes <= LARGEST_IN_NODE or self._ranks == 1
         if given.nbytes == 0 or not is_small or not self._fast_path.opens_node(given, op):
             return None
-        memory = self._memory(room.halves_bytes(self._ranks, given.nbytes))
+        memory = self._memory(fastpath.halves_bytes(self._ranks, given.nbytes))
         if memory is None:
             return None
         if isinstance(finish := repeatable(finish), Once):
@@ -105,4 +105,4 @@ def _is_freed(work: NodePersistentWork | None) -> bool:
     return work is None or work._freed
 
 
-room.set_up_halves(PersistentWork)
+fastpath.set_up_halves(PersistentWork)

@@ -23,7 +23,7 @@ from ..core.operations import NotLoaded
 from ..core.options import BackendOptions
 from ..core.timeouts import pause, pauses
 from ..core.work import Work
-from ..errors import DistError, here
+from ..errors import DistError, on_rank
 from ..job.mpi_library import private
 from ..job.tags import OBJECTS
 from . import sparse_exchange
@@ -44,7 +44,7 @@ class ObjectTransport(Backend):
     def __init__(self, options: BackendOptions) -> None:
         super().__init__(options.rank, options.size)
         if options.comm is None:
-            raise DistError(f"the group {options.name!r} has no MPI communicator, over which objects travel{here()}")
+            raise DistError(f"the group {options.name!r} has no MPI communicator, over which objects travel{on_rank()}")
         self._comm = options.comm
         self._messages = pkl5.Intracomm(options.comm)
         self._receives = Receives(self._messages)
@@ -297,7 +297,7 @@ def _unwrapped(operation: str, received: Sequence[Any], senders: Iterable[int] |
     """
     for sender, each in zip(count() if senders is None else senders, received):
         if isinstance(each, _Unpicklable):
-            raise TypeError(f"{operation}: on rank {each.rank} of the group, {each.reason}{here()}")
+            raise TypeError(f"{operation}: on rank {each.rank} of the group, {each.reason}{on_rank()}")
         if isinstance(each, NotLoaded):
             each.sender = sender
     return list(received)

@@ -15,7 +15,7 @@ from ..core.operation_list import OPERATIONS
 from ..core.options import BackendOptions
 from ..core.persistent_work import PersistentWork
 from ..core.work import Work
-from ..errors import here
+from ..errors import on_rank
 
 SHORT_FORMS = {f"i{name}": name for name in ("broadcast", "all_reduce", "barrier", "send", "recv")}  # of the fast path
 OTHERS = ("peer_view", "connect", "batch", "leave", "abort", "close", "translate_error")  # that are left to MPI too
@@ -75,7 +75,7 @@ class BackendOverMPI(Backend):
         if options.device != "cpu":
             raise TypeError(
                 f"{type(self).__name__} is a BackendOverMPI, which serves host arrays, not {options.device} arrays; "
-                f"register it with devices='cpu'{here()}"
+                f"register it with devices='cpu'{on_rank()}"
             )
         self.mpi: Any = create(options, None)
         self.fast_path = self.mpi.fast_path

@@ -62,7 +62,7 @@ def runs(arrays: list[Any], most: int, measure: Callable[[Any], int] = size_of) 
 def runs_of_lists(lists: Sequence[Sequence[Any]], most: int) -> Iterator[slice]:
     """Yield the runs of neighbours in lists of arrays: of each list at most `most` bytes, or one array.
 
-    The compiled room cuts them likewise: other ranks may be there.
+    The compiled extension cuts them likewise: other ranks may be there.
     """
     start, sums = 0, [0] * len(lists)
     for i, arrays in enumerate(zip(*lists, strict=True)):

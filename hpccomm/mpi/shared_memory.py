@@ -31,9 +31,9 @@ from ..core.arithmetic import UFUNCS, multiplied
 from ..core.overlap import address_of, extent
 from ..core.reduce_op import ReduceOp
 from ..core.timeouts import pause
-from ..errors import here
+from ..errors import on_rank
 from ..job.mpi_library import private, release
-from ..native import room
+from ..native import fastpath
 from ..process.tuning import Tuning
 from .datatypes import ARITHMETIC, accumulation_dtype
 from .layout import is_plain
@@ -66,11 +66,11 @@ _making = Lock()  # of in_one_thread
 # Windows that outlived their group, because the program still has arrays in them (Window.free).
 _outliving: list[MPI.Win] = []
 
-# Without the compiled room: MPI_Finalize of Open MPI frees windows in the order of its table, where a new one takes
+# Without the compiled extension: Open MPI's MPI_Finalize frees windows in the order of its table, where a new one takes
 # the place of one that has been freed, another place on each rank. So a window of this rank alone stands in that place.
 _table: list[MPI.Win] = []
 _stand_ins: list[MPI.Win] = []
-IN_ORDER = FINALIZE_FREES and room is None
+IN_ORDER = FINALIZE_FREES and fastpath is None
 
 
 class Window:
@@ -99,10 +99,10 @@ class Window:
         info.Free()
         # Loads and stores need an epoch too, and Sync is only allowed inside one (MPI-4.1 §12.5.4).
         self._win.Lock_all(MPI.MODE_NOCHECK)
-        if room is not None:
-            room.prepare_end(MPI._handleof(MPI.COMM_SELF))
+        if fastpath is not None:
+            fastpath.prepare_end(MPI._handleof(MPI.COMM_SELF))
             if FINALIZE_FREES:
-                room.keep_window(MPI._handleof(self._win), self._name)
+                fastpath.keep_window(MPI._handleof(self._win), self._name)
         memories: Any = (self._win.Shared_query(rank)[0] for rank in range(node.size))
         self.parts = [np.frombuffer(memory, np.uint8) for memory in memories]
         self.rank = node.rank
@@ -133,8 +133,8 @@ class Window:
         if not on_all(self._node, not in_use):
             _outliving.append(self._win)
         else:
-            if FINALIZE_FREES and room is not None:
-                room.drop_window(self._name)
+            if FINALIZE_FREES and fastpath is not None:
+                fastpath.drop_window(self._name)
             self._win.Unlock_all()
             if IN_ORDER:
                 in_one_thread(self._node, partial(_free_in_place, self._win))
@@ -152,8 +152,8 @@ class Mapping:
 
     def __init__(self, memory: mmap.mmap) -> None:
         self.parts = [np.frombuffer(memory, np.uint8)]
-        assert room is not None
-        room.prepare_end(MPI._handleof(MPI.COMM_SELF))
+        assert fastpath is not None
+        fastpath.prepare_end(MPI._handleof(MPI.COMM_SELF))
 
     def free(self) -> None:
         """Give the memory back."""
@@ -287,12 +287,12 @@ class SharedArrays:
             if other != wishes[0][0]:
                 raise ValueError(
                     f"empty_shared: rank {rank} of the group asks for dtype {other}, but rank 0 for {wishes[0][0]}; "
-                    f"all ranks must ask for the same{here()}"
+                    f"all ranks must ask for the same{on_rank()}"
                 )
         for _, needed, refusal in wishes:
             if refusal:
                 raise MemoryError(
-                    f"empty_shared: the ranks of a node need {needed} bytes in {SHM_DIRECTORY}, {refusal}{here()}"
+                    f"empty_shared: the ranks of a node need {needed} bytes in {SHM_DIRECTORY}, {refusal}{on_rank()}"
                 )
         return shapes
 
@@ -306,7 +306,7 @@ class SharedArrays:
         if group_rank not in self._node_ranks:
             raise ValueError(
                 f"peer_view: rank {group_rank} of the group is on another node, whose memory can't be seen from here; "
-                f"those on this node are {', '.join(map(str, self._node_ranks))}{here()}"
+                f"those on this node are {', '.join(map(str, self._node_ranks))}{on_rank()}"
             )
         peer = self._node_ranks.index(group_rank)
         part, shape, own = window.parts[peer], window.shapes[peer], window.shapes[window.rank]
@@ -315,7 +315,7 @@ class SharedArrays:
         if (array.shape, array.dtype) != (own, window.dtype) or not is_plain(array):
             raise ValueError(
                 f"peer_view: the array has shape {own} here and {shape} on rank {group_rank} of the group, so a view "
-                f"of it has no counterpart there; give the array that empty_shared has returned{here()}"
+                f"of it has no counterpart there; give the array that empty_shared has returned{on_rank()}"
             )
         return np.ndarray(shape, array.dtype, part)
 
@@ -335,7 +335,7 @@ class SharedArrays:
         if window is None:
             raise ValueError(
                 f"{operation}: array is not this rank's node-shared array of this group; make it with empty_shared, "
-                f"and pass the same group{here()}"
+                f"and pass the same group{on_rank()}"
             )
         return window
 
@@ -453,7 +453,7 @@ def mismatch(comm: MPI.Intracomm, call: str) -> ValueError:
     rank = next(rank for rank, other in enumerate(calls) if other != call)
     return ValueError(
         f"{call.split()[0]}: the ranks of the group do not make the same call: {call!r} here, {calls[rank]!r} on rank "
-        f"{rank} of the group{here()}"
+        f"{rank} of the group{on_rank()}"
     )
 
 

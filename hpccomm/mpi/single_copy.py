@@ -21,7 +21,7 @@ from mpi4py import MPI
 from ..core.arithmetic import UFUNCS
 from ..core.overlap import address_of
 from ..core.reduce_op import ReduceOp
-from ..errors import DistBackendError, here
+from ..errors import DistBackendError, on_rank
 from ..process.tuning import Tuning
 from .shared_memory import OPS, kind, mismatch, on_all, parts, share
 
@@ -59,7 +59,7 @@ class SingleCopy:
         if not on_all(self._comm, refusal is None):  # this also waits for all ranks
             raise DistBackendError(
                 f"all_reduce: copying between the memories of the ranks failed ({refusal or 'on another rank'}), and "
-                f"the arrays are half reduced; HPCCOMM_TUNING with a large single_copy_bytes does without{here()}"
+                f"the arrays are half reduced; HPCCOMM_TUNING with a large single_copy_bytes does without{on_rank()}"
             ) from refusal
         return True
 

@@ -8,7 +8,7 @@ from typing import Any
 from mpi4py import MPI
 
 from ..core.work import Progress, Work, both, repeatable
-from ..errors import DistBackendError, DistError, RankFailedError, here
+from ..errors import DistBackendError, DistError, RankFailedError, on_rank
 from ..job import failures
 from .layout import Finish
 
@@ -39,7 +39,7 @@ class MPIWork(Work):
         """Return the error that the program should see for one of MPI."""
         translated = as_backend_error(self.op_type, error, self.group.comm if self.group else None)
         if isinstance(translated, RankFailedError):
-            failures.kept.append(self.alive)  # a message of a survivor may still be on its way to it
+            failures.unsafe_buffers.append(self.alive)  # a message of a survivor may still be on its way to it
         return translated
 
 
@@ -192,7 +192,7 @@ def wrong_length(operation: str, nbytes: int, expected: int) -> DistBackendError
     """Return the error of a message that was shorter than its array."""
     return DistBackendError(
         f"the message has {nbytes} bytes, but the array {expected}; only its first part was written. Send and receive "
-        f"arrays of one dtype and size{here()}",
+        f"arrays of one dtype and size{on_rank()}",
         operation,
     )
 

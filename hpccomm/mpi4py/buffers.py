@@ -15,7 +15,7 @@ from mpi4py import MPI
 from mpi4py.util.dtlib import to_numpy_dtype
 
 from ..core.arrays import device_of, locate
-from ..errors import here
+from ..errors import on_rank
 
 _NO_ARRAYS = frozenset({type(None), int, bool, str, float, np.int64, np.int32})
 
@@ -58,7 +58,7 @@ def buffer(where: str, message: Any, takes_lists: bool = False) -> Buffer:
     array = message
     if isinstance(message, list | tuple):
         if not 2 <= len(message) <= 4:
-            raise ValueError(f"{where} has {len(message)} items; expected [array, counts, displs, datatype]{here()}")
+            raise ValueError(f"{where} has {len(message)} items; expected [array, counts, displs, datatype]{on_rank()}")
         array, *rest = message
         if len(rest) > 1 or isinstance(rest[0], MPI.Datatype | str):
             datatype = rest.pop()
@@ -112,7 +112,7 @@ def flat(where: str, array: Any) -> Any:
         return array.reshape(-1)
     if array.flags.f_contiguous:
         return array.T.reshape(-1)
-    raise ValueError(f"{where} is not contiguous: make a copy of it, whose parts have places in memory{here()}")
+    raise ValueError(f"{where} is not contiguous: make a copy of it, whose parts have places in memory{on_rank()}")
 
 
 @cache
@@ -136,7 +136,9 @@ def _typed(where: str, array: Any, datatype: Any) -> Any:
         found = dtype_of(datatype.handle)
         if found is None:
             name = datatype.Get_name() or "of the program's own"
-            raise TypeError(f"{where} has the datatype {name}, and only MPI's own have a dtype: give a slice{here()}")
+            raise TypeError(
+                f"{where} has the datatype {name}, and only MPI's own have a dtype: give a slice{on_rank()}"
+            )
         dtype = found
     return array if array.dtype == dtype else flat(where, array).view(dtype)
 
@@ -144,7 +146,7 @@ def _typed(where: str, array: Any, datatype: Any) -> Any:
 def _part(where: str, array: Any, start: int, count: int) -> Any:
     start, count = int(start), int(count)
     if start < 0 or count < 0 or start + count > array.size:
-        raise ValueError(f"{where} has {array.size} elements, and not {count} from {start} on{here()}")
+        raise ValueError(f"{where} has {array.size} elements, and not {count} from {start} on{on_rank()}")
     return array[start : start + count]
 
 
@@ -153,12 +155,12 @@ def _equal(where: str, size: int, count: Any, ranks: int) -> int:
     if count is not None:
         return int(count)
     if size % ranks:
-        raise ValueError(f"{where} has {size} elements, which {ranks} ranks can't share{here()}")
+        raise ValueError(f"{where} has {size} elements, which {ranks} ranks can't share{on_rank()}")
     return size // ranks
 
 
 def _of_each_rank(where: str, what: str, given: Any, ranks: int) -> Sequence[int]:
     numbers = [int(given)] * ranks if isinstance(given, int | np.integer) else [int(each) for each in given]
     if len(numbers) != ranks:
-        raise ValueError(f"{where} has {len(numbers)} {what} for {ranks} ranks{here()}")
+        raise ValueError(f"{where} has {len(numbers)} {what} for {ranks} ranks{on_rank()}")
     return numbers

@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from ..core.group import ProcessGroup
 from ..core.late import GPU_RUNTIME, late
-from ..errors import UnsupportedOperationError, here
+from ..errors import UnsupportedOperationError, on_rank
 from .buffers import device_of_buffers, flat, is_in_place, parts, together, whole
 
 
@@ -247,7 +247,8 @@ def refuse(name: str, device: str) -> None:
 
     if not cuda_awareness().is_proven:
         raise UnsupportedOperationError(
-            f"{name}: this call goes to MPI, which is not known to take arrays of {device}; use {INSTEAD[name]}{here()}"
+            f"{name}: this call goes to MPI, which is not known to take arrays of {device}; use "
+            f"{INSTEAD[name]}{on_rank()}"
         )
 
 
@@ -290,7 +291,7 @@ def _in_place(name: str, sendbuf: Any, recvbuf: Any) -> Any:
     if (of, array.dtype, array.size) != (device, output.dtype, output.size):
         raise ValueError(
             f"{name}: sendbuf has {array.size} {array.dtype} on {of}, and recvbuf {output.size} {output.dtype} on "
-            f"{device}; expected the same{here()}"
+            f"{device}; expected the same{on_rank()}"
         )
     copy(output, array)
     return output

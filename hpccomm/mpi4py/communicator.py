@@ -15,7 +15,7 @@ from ..core.calls import Call
 from ..core.group import ProcessGroup
 from ..core.registry import BackendConfig
 from ..core.work import CompletedWork
-from ..errors import DistError, here
+from ..errors import DistError, on_rank
 from .buffers import device_of_buffers
 from .calls import INSTEAD, REDUCTIONS, ROUTES, Route, Step, is_accelerated, refuse
 from .reductions import is_of_pairs, nccl_lacks, reduce_by_the_host, reduce_pairs, refuse_pairs
@@ -104,7 +104,7 @@ class Comm(_Base):
         if comm is None:  # as mpi4py makes what Dup returns
             return super().__new__(cls)
         if not isinstance(comm, ProcessGroup | MPI.Intracomm):
-            raise TypeError(f"Comm: comm is {comm!r}; expected an MPI.Intracomm or a ProcessGroup{here()}")
+            raise TypeError(f"Comm: comm is {comm!r}; expected an MPI.Intracomm or a ProcessGroup{on_rank()}")
         own: Any = comm.comm.Dup() if isinstance(comm, ProcessGroup) else comm
         base: Any = type(own).__bases__[1] if isinstance(own, Comm) else type(own)
         make: Any = base.__new__
@@ -127,7 +127,7 @@ class Comm(_Base):
         """The group whose operations the calls are."""
         if self._group is None:
             raise DistError(
-                f"process_group: mpi4py made this communicator (Idup): hm.Comm(comm) makes one of it{here()}"
+                f"process_group: mpi4py made this communicator (Idup): hm.Comm(comm) makes one of it{on_rank()}"
             )
         return self._group
 
@@ -271,8 +271,8 @@ def _making(name: str) -> Callable[..., Any]:
 
 def _connect_like(parent: ProcessGroup, group: ProcessGroup) -> None:
     """Connect the GPUs of a new group if those of its parent are: with a message alone it could not begin."""
-    if "cuda" in parent.door.backends:
-        group.device_id = parent.door.backends["cuda"].connected_on()
+    if "cuda" in parent.dispatcher.backends:
+        group.device_id = parent.dispatcher.backends["cuda"].connected_on()
         connect(group)
 
 

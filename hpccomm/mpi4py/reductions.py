@@ -20,7 +20,7 @@ from ..core.group import ProcessGroup
 from ..core.operation_list import OPERATIONS
 from ..core.reduce_op import as_reduce_op
 from ..core.work import Work
-from ..errors import UnsupportedOperationError, here
+from ..errors import UnsupportedOperationError, on_rank
 from .buffers import is_in_place
 from .calls import Step
 
@@ -51,10 +51,10 @@ def reduce_by_the_host(group: ProcessGroup, step: Step, async_op: bool) -> Work 
     """Do a reduction of GPU arrays as a group with ``cuda:mpi`` does it."""
     name, arguments = step.operation, step.arguments
     checked = getattr(generated, name)(group, *arguments)
-    backends = group.door.backends
+    backends = group.dispatcher.backends
     if not group.is_destroyed and BY_THE_HOST not in backends:
         cast("LazyBackends", backends).put(BY_THE_HOST, created("mpi", options_for(group, "cuda")))
-    return group.door.run(Call((checked.name, BY_THE_HOST, checked.result, checked.arguments)), async_op)
+    return group.dispatcher.run(Call((checked.name, BY_THE_HOST, checked.result, checked.arguments)), async_op)
 
 
 def is_of_pairs(arguments: tuple[Any, ...]) -> bool:
@@ -77,7 +77,8 @@ def refuse_pairs(name: str) -> None:
     """Raise for a form of a reduction of pairs that is not there."""
     blocking = name.removesuffix("_init").removeprefix("I").capitalize()
     raise UnsupportedOperationError(
-        f"{name}: MPI.MINLOC and MPI.MAXLOC on GPU arrays are there in the blocking form only; call {blocking}{here()}"
+        f"{name}: MPI.MINLOC and MPI.MAXLOC on GPU arrays are there in the blocking form only; call "
+        f"{blocking}{on_rank()}"
     )
 
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from mpi4py import MPI
 
 from ..core.calls import Call
-from ..core.door import batch
+from ..core.dispatcher import batch
 from ..core.group import ProcessGroup
 from ..core.work import JoinedWork, Work
-from ..errors import DistError, here
+from ..errors import DistError, on_rank
 from .calls import Step
 from .stand_ins import LikeItsBase, from_handles, stand_in
 
@@ -46,7 +46,7 @@ class Messages:
         """Begin all messages together, and those of `calls`, whose Works are returned."""
         waiting, self.waiting = self.waiting, []
         together = [call for each, _ in waiting for call in each] + (calls or [])
-        works = batch([(self.group.door, call) for call in together])
+        works = batch([(self.group.dispatcher, call) for call in together])
         for each, request in waiting:
             own, works = works[: len(each)], works[len(each) :]
             request.follow(own[0] if len(own) == 1 else _Sendrecv(own))
@@ -71,7 +71,7 @@ class OfAWork(_Base):
         if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             raise DistError(
                 f"requests of GPU arrays need MPI_THREAD_MULTIPLE, which MPI was not initialised with; leave "
-                f"mpi4py.rc.thread_level as it is{here()}"
+                f"mpi4py.rc.thread_level as it is{on_rank()}"
             )
         works: list[Work] = []
 
@@ -147,7 +147,7 @@ class OfRepeatedWork(OfAWork):
         if self.operation is None:
             return super().Start()
         if self._messages is not None or (self._work is not None and not self._work.has_ended()):
-            raise DistError(f"Start: this request has begun before, and has not ended: Wait() first{here()}")
+            raise DistError(f"Start: this request has begun before, and has not ended: Wait() first{on_rank()}")
         self.operation(self)
         return None
 
@@ -160,7 +160,7 @@ class OfRepeatedWork(OfAWork):
 
 
 def _freed(_: OfRepeatedWork) -> None:
-    raise DistError(f"Start: this request has been freed{here()}")
+    raise DistError(f"Start: this request has been freed{on_rank()}")
 
 
 def fill_status(status: MPI.Status | None, step: Step, source: int | None) -> None:

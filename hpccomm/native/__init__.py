@@ -1,4 +1,4 @@
-"""The compiled room: what is called most often, in C. It is optional: without it the checked way does the same.
+"""The compiled extension: what is called most often, in C. It is optional: without it the checked way does the same.
 
 `reason` says why it does not run in this process, and what to type; it is "" where it does.
 """
@@ -25,15 +25,15 @@ def load() -> tuple[ModuleType | None, str]:
     if platform.machine() not in MACHINES or platform.python_implementation() != "CPython":
         return None, f"it is for CPython on x86-64 and AArch64, not {platform.machine()}"
     try:
-        import hpccomm.native._room as compiled  # "from . import" does not tell a missing module from a circular import
+        import hpccomm.native._fastpath as compiled  # "from . import" hides a missing module
     except ImportError as error:
-        is_missing = isinstance(error, ModuleNotFoundError) and error.name == f"{__name__}._room"
+        is_missing = isinstance(error, ModuleNotFoundError) and error.name == f"{__name__}._fastpath"
         return None, f"{'it has not been compiled' if is_missing else error}; {remedy()}"
     return compiled, ""
 
 
 def remedy() -> str:
-    """Return what to type for a compiled room."""
+    """Return what to type for a compiled extension."""
     checkout = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     if os.path.exists(os.path.join(checkout, "setup.py")):  # also of an editable installation
         return f"install a C compiler, then: pip install --no-deps -e {checkout}"
@@ -42,9 +42,9 @@ def remedy() -> str:
     return f"install a C compiler, then: {again} (or what it was installed from)"
 
 
-room, reason = load()
+fastpath, reason = load()
 gil_held: ModuleType | None = None  # what speaks for this process while a call of C holds the GIL
-if room is not None:
+if fastpath is not None:
     with contextlib.suppress(ImportError):
         gil_held = importlib.import_module(f"{__name__}._gil_held")
 

@@ -102,7 +102,7 @@ def start(int rank, int size, str package, int signal_number, int stack_file, ui
     """Start the threads; return whether they run.
 
     `package`: the folder whose frames are hpccomm's; `signal_number`: a signal whose handler writes the stacks of all
-    threads to `stack_file`; `ring`: the address of `room.blocking_address()`.
+    threads to `stack_file`; `ring`: the address of `fastpath.blocking_address()`.
     """
     held_configure(rank, size, package.encode(), signal_number, stack_file)
     held_ring_is(<void*>ring)

@@ -405,14 +405,14 @@ static void *held_watch(void *nothing)
     static char stacks[HELD_STACK], program[HELD_STACK], where[2048];
     long long times = -1;
     double seconds = 0, last = held_now(CLOCK_MONOTONIC);
-    int has_told = 0;
+    int has_reported = 0;
     while (!held.stops) {
         held_sleep(HELD_LOOK);
         double now = held_now(CLOCK_MONOTONIC), step = now - last;
         last = now;
         if (step >= HELD_STOPPED) held.stopped += step, step = 0;
         if (!held.asks || held.times != times) {
-            seconds = has_told = 0, times = held.times;
+            seconds = has_reported = 0, times = held.times;
             continue;
         }
         seconds += step;
@@ -422,13 +422,13 @@ static void *held_watch(void *nothing)
         for (int i = 0; i < seen.n_waits; i++) {
             const HeldWait *each = &seen.waits[i];
             int ends = each->ends && each->seconds > each->limit;
-            if ((!ends && (has_told || seconds < HELD_TELLS)) || (each->event && !held_gpu_waits(each->event, ends))) continue;
+            if ((!ends && (has_reported || seconds < HELD_TELLS)) || (each->event && !held_gpu_waits(each->event, ends))) continue;
             HeldText shown = {program, 0, sizeof program};
             held_stacks(stacks, sizeof stacks);
             held_where(stacks, where, sizeof where, &shown);
             if (held.times != times) break;  /* it has got the GIL meanwhile */
             held_tell(seconds, each, where, &shown, ends);
-            has_told = 1;
+            has_reported = 1;
             if (ends) _exit(HELD_STATUS);
         }
     }

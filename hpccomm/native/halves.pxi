@@ -23,7 +23,7 @@ cdef class Halves:
     cdef bint averages, has_taken
     cdef long long entry
     cdef readonly unsigned long waiting_thread
-    cdef public object door, operation, call, _timeout
+    cdef public object dispatcher, operation, call, _timeout
     cdef public bint is_active, _freed, was_asked
 
     def set_up(self, InNode path, str name, given, taken, fill, finish, op, int root, list arrays, bint averages, memory):
@@ -53,7 +53,7 @@ cdef class Halves:
 
     def start(self):
         """See PersistentWork.start."""
-        if (self.is_active or self._freed or self.door is None or self.door.fast is not self.path
+        if (self.is_active or self._freed or self.dispatcher is None or self.dispatcher.fast is not self.path
                 or self.noted == 0 and not self.is_noted()):
             halves_start(self)  # a hook listens, a block collects, ...
             return

@@ -181,14 +181,14 @@ cdef class FastPath(Sparse):
             self.unasked_bytes = 0
             while self.forgets_oldest():
                 pass
-            self.door.reap()
+            self.dispatcher.reap()
         elif PyDict_Size(self.in_flight) >= REAP_ABOVE:
             self.unasked += 1
-            if self.unasked >= REAP_EVERY or self.oldest().ob_refcnt == 1:  # nobody but the door has it
+            if self.unasked >= REAP_EVERY or self.oldest().ob_refcnt == 1:  # nobody but the dispatcher has it
                 self.unasked = 0
                 while self.forgets_oldest():
                     pass
-                self.door.reap()
+                self.dispatcher.reap()
         self.in_flight[work] = None
         return 0
 
@@ -200,7 +200,7 @@ cdef class FastPath(Sparse):
         return found
 
     cdef bint forgets_oldest(self) except -1:
-        """Forget the oldest Work in flight if it has ended well; the door looks at the others."""
+        """Forget the oldest Work in flight if it has ended well; the dispatcher looks at the others."""
         if not self.in_flight or not isinstance(<object>self.oldest(), Pending):
             return False
         cdef Pending work = <Pending><object>self.oldest()

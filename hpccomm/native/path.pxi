@@ -24,7 +24,7 @@ cdef class Path:
     cdef Py_ssize_t largest, largest_async, largest_run  # bytes: of an array, of arrays that are packed into one
     cdef public Py_ssize_t shared_bytes
     cdef dict windows, in_flight
-    cdef readonly object door
+    cdef readonly object dispatcher
     cdef object usual_op, average, timeout, work_class
     cdef int usual_place
 
@@ -47,11 +47,11 @@ cdef class Path:
         paths += 1
         self.place = paths
 
-    def attach(self, door):
-        """Keep what is in flight in that group's door from now on."""
-        self.door, self.in_flight, self.timeout = door, door.in_flight, door.timeout
-        self.passed_collectives, self.passed_messages = door.collectives, door.messages
-        door.notes.follow(self)
+    def attach(self, dispatcher):
+        """Keep what is in flight in that group's dispatcher from now on."""
+        self.dispatcher, self.in_flight, self.timeout = dispatcher, dispatcher.in_flight, dispatcher.timeout
+        self.passed_collectives, self.passed_messages = dispatcher.collectives, dispatcher.messages
+        dispatcher.notes.follow(self)
 
     def addresses_of_counts(self):
         """Return where the counts of collectives and of messages are: of its own, and of those that have passed it."""

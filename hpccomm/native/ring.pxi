@@ -114,7 +114,7 @@ def keep(long long size, bint is_exact, whose):
     times_are_exact, caller = is_exact, whose
 
 
-def past(long long since=0):
+def ring_rows(long long since=0):
     """Return a row for each operation with a serial number above `since` that is remembered, the oldest first.
 
     The elements are -1 where they follow from the bytes.

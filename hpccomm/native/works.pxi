@@ -12,38 +12,38 @@ cdef class Pending:
     cdef Py_ssize_t expected  # bytes of a message to receive; -1: there is none
     cdef bint is_done  # the request
     cdef int code  # MPI's, when it is done
-    cdef object array, name, peer, tag, known_flight
+    cdef object array, name, peer, tag, known_info
     cdef long long number, entry  # its own, and that in the ring
     cdef readonly long long took  # nanoseconds, where operations are recorded; otherwise -1
     cdef readonly unsigned long waiting_thread  # that is in `wait`, for the watchdog; 0: none
     cdef public object alive, source, operation, error, timeout
     cdef public object _status, _finish, _callbacks, _future
-    cdef public bint _busy, _told, was_asked, error_was_seen
+    cdef public bint _busy, _notified, was_asked, error_was_seen
 
     def __cinit__(self):
         self._status = IN_FLIGHT
 
     @property
-    def flight(self):
-        """The Flight, which is made when somebody asks."""
-        if self.known_flight is None:
-            self.known_flight = new_flight((self.path.door, self.name, self.number, self.array, self.peer,
+    def info(self):
+        """The WorkInfo, which is made when somebody asks."""
+        if self.known_info is None:
+            self.known_info = new_info((self.path.dispatcher, self.name, self.number, self.array, self.peer,
                                             self.timeout, self.tag))
-        return self.known_flight
+        return self.known_info
 
-    @flight.setter
-    def flight(self, flight):
-        self.known_flight, self.timeout = flight, flight.timeout
+    @info.setter
+    def info(self, info):
+        self.known_info, self.timeout = info, info.timeout
 
     cdef inline bint is_ordinary(self) noexcept:
-        """Whether nobody has to hear of its end but the door."""
+        """Whether nobody has to hear of its end but the dispatcher."""
         return (
             self.operation is None and self._finish is None and self._callbacks is None and self.error is None
-            and not self._busy and not self._told
+            and not self._busy and not self._notified
         )
 
     cdef bint ends(self) except -1:
-        """Note the end, and return True, where it is a good one that nobody but the door has to hear of."""
+        """Note the end, and return True, where it is a good one that nobody but the dispatcher has to hear of."""
         if self.code or not self.is_ordinary() or self._status is not IN_FLIGHT:
             return False
         if self.expected >= 0:
@@ -56,11 +56,11 @@ cdef class Pending:
 
     cdef void succeeds(self) noexcept:
         """Note that the operation has ended well, and that nobody else has to hear of it."""
-        self._status, self.alive, self._told = COMPLETED, None, True
+        self._status, self.alive, self._notified = COMPLETED, None, True
 
     def wait(self, timeout=None):
         """See Work.wait."""
-        if timeout is None and self._told and self._status is COMPLETED:
+        if timeout is None and self._notified and self._status is COMPLETED:
             return True
         if timeout is None and self.timeout is None and self.is_ordinary():
             self._busy = True
@@ -77,7 +77,7 @@ cdef class Pending:
 
     def has_ended(self):
         """See Work.has_ended."""
-        if self._told:
+        if self._notified:
             return True
         if self.is_ordinary():
             if not self.has_come():
@@ -173,7 +173,7 @@ def wait_all(given):
     for each in works:
         if not is_ordinary:
             break
-        if each is None or isinstance(each, Pending) and (<Pending>each)._told and (<Pending>each)._status is COMPLETED:
+        if each is None or isinstance(each, Pending) and (<Pending>each)._notified and (<Pending>each)._status is COMPLETED:
             continue
         is_ordinary = (isinstance(each, Pending) and (<Pending>each).timeout is None and (<Pending>each).is_ordinary())
         if is_ordinary:  # and not twice in the list
@@ -198,13 +198,13 @@ def wait_all(given):
     return is_ordinary
 
 
-cdef object IN_FLIGHT, COMPLETED, new_flight, work_wait, work_has_ended, work_cancel
+cdef object IN_FLIGHT, COMPLETED, new_info, work_wait, work_has_ended, work_cancel
 cdef Py_ssize_t REAP_ABOVE, REAP_BYTES
 
 
-def set_up_works(in_flight, completed, flight, work, Py_ssize_t reap_above, Py_ssize_t reap_bytes):
-    """Take over the states of a Work, how a Flight is made, and the class Work."""
-    global IN_FLIGHT, COMPLETED, new_flight, work_wait, work_has_ended, work_cancel, REAP_ABOVE
+def set_up_works(in_flight, completed, info, work, Py_ssize_t reap_above, Py_ssize_t reap_bytes):
+    """Take over the states of a Work, how a WorkInfo is made, and the class Work."""
+    global IN_FLIGHT, COMPLETED, new_info, work_wait, work_has_ended, work_cancel, REAP_ABOVE
     global REAP_BYTES
-    IN_FLIGHT, COMPLETED, new_flight, REAP_ABOVE, REAP_BYTES = in_flight, completed, flight, reap_above, reap_bytes
+    IN_FLIGHT, COMPLETED, new_info, REAP_ABOVE, REAP_BYTES = in_flight, completed, info, reap_above, reap_bytes
     work_wait, work_has_ended, work_cancel = work.wait, work.has_ended, work.cancel

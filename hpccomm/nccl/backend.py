@@ -24,7 +24,7 @@ from ..core.work import Work
 from ..cuda import seam
 from ..cuda.packing import gpu_of
 from ..cuda.time_limit import TimeLimit
-from ..errors import DistBackendError, DistError, DistTimeoutError, UnsupportedOperationError, here
+from ..errors import DistBackendError, DistError, DistTimeoutError, UnsupportedOperationError, on_rank
 from .bootstrap import Unavailable, all_or_none, connect
 from .connection import Connection
 from .fast_path import NCCLFastPath
@@ -46,7 +46,7 @@ class NCCLBackend(Backend):
     def __init__(self, options: BackendOptions, _: Any = None) -> None:
         super().__init__(options.rank, options.size)
         if options.comm is None:
-            raise TypeError(f"the nccl backend needs a group with an MPI communicator, to find together{here()}")
+            raise TypeError(f"the nccl backend needs a group with an MPI communicator, to find together{on_rank()}")
         self._options = options
         self._mpi = options.comm
         self._runtime = seam.runtime()
@@ -281,7 +281,7 @@ class NCCLBackend(Backend):
         if len(messages.sent) + len(messages.received) > MOST_CALLS:  # in several groups, receives would wait for sends
             raise UnsupportedOperationError(
                 f"this rank exchanges parts of GPU arrays with {len(messages.sent)} ranks; NCCL takes {MOST_CALLS} "
-                f"messages at once, and MPI more: make a group with new_group(backend='cpu:mpi,cuda:mpi'){here()}",
+                f"messages at once, and MPI more: make a group with new_group(backend='cpu:mpi,cuda:mpi'){on_rank()}",
                 "exchange",
             )
         for peer, buffer in messages.received.items():
@@ -296,7 +296,7 @@ class NCCLBackend(Backend):
         if len(arrays) > MOST_CALLS:
             raise ValueError(
                 f"batch_isend_irecv: {len(arrays)} messages on GPU arrays; NCCL takes {MOST_CALLS} at once, so make "
-                f"several batches{here()}"
+                f"several batches{on_rank()}"
             )
         self._message("batch_isend_irecv", 0, True, *arrays)
         return cast("Connection", self._connection).batch()
@@ -306,7 +306,7 @@ class NCCLBackend(Backend):
         if tag != 0:
             raise UnsupportedOperationError(
                 f"tag is {tag}, and NCCL has no tags: its messages from one rank to another arrive in the order of the "
-                f"calls; leave the tag out{here()}",
+                f"calls; leave the tag out{on_rank()}",
                 operation,
             )
         if self._connection is None and self.size > 2:
@@ -366,7 +366,7 @@ class NCCLBackend(Backend):
         if isinstance(error, DistTimeoutError):
             return DistTimeoutError(f"{operation}: {error}")
         text = self._nccl.explain(error) or self._runtime.explain(error)
-        return error if text is None else DistBackendError(f"NCCL reports {text}{here()}", operation)
+        return error if text is None else DistBackendError(f"NCCL reports {text}{on_rank()}", operation)
 
     def _present(self, wanted: str) -> Connection:
         """Return the connection, for what does not connect the ranks itself."""
@@ -378,13 +378,13 @@ class NCCLBackend(Backend):
     def _unconnected(self, operation: str) -> DistError:
         return DistError(
             f"{operation}: the ranks of the group are not connected by NCCL yet, and that takes all of them: "
-            f"start with init_process_group(device_id=...), or call a collective on GPU arrays first{here()}"
+            f"start with init_process_group(device_id=...), or call a collective on GPU arrays first{on_rank()}"
         )
 
     def _lacks(self, operation: str) -> UnsupportedOperationError:
         return UnsupportedOperationError(
             f"NCCL does not have it; MPI has, also for GPU arrays: make a group with "
-            f"new_group(backend='cpu:mpi,cuda:mpi'){here()}",
+            f"new_group(backend='cpu:mpi,cuda:mpi'){on_rank()}",
             operation,
         )
 
@@ -395,7 +395,7 @@ class NCCLBackend(Backend):
             if gpu_of(array) != connection.device:
                 raise ValueError(
                     f"an array is on GPU {gpu_of(array)}, but this rank's GPU in the group is "
-                    f"{connection.device}: one GPU per rank in a group{here()}"
+                    f"{connection.device}: one GPU per rank in a group{on_rank()}"
                 )
         return self._begin(connection, async_op)
 
@@ -403,10 +403,10 @@ class NCCLBackend(Backend):
         return connection.plan(async_op)
 
     def _end(self, plan: Plan, async_op: bool, arrays: Any) -> Work | None:
-        connection, door = cast("Connection", self._connection), self._fast_path.door
+        connection, dispatcher = cast("Connection", self._connection), self._fast_path.dispatcher
         work = connection.end(plan, async_op, arrays)
         if not async_op and monotonic() >= connection.last.due:
-            connection.last.mark(door, plan.message or door.recent[-1][1], arrays)
+            connection.last.mark(dispatcher, plan.message or dispatcher.recent[-1][1], arrays)
         return work
 
 
@@ -434,7 +434,7 @@ def _cut(flat: Any, counts: list[int]) -> list[Any]:
 
 def _given_source(operation: str, src: int | None) -> int:
     if src is None:
-        raise UnsupportedOperationError(f"NCCL can't receive from any rank; give src={here()}", operation)
+        raise UnsupportedOperationError(f"NCCL can't receive from any rank; give src={on_rank()}", operation)
     return src
 
 

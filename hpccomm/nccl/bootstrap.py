@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 from ..cuda.choice import VisibleGPUs, choose, visible_gpus
 from ..cuda.seam import NCCL, Communicator, Runtime, on_device
 from ..cuda.time_limit import TimeLimit
-from ..errors import DistBackendError, DistError, DistTimeoutError, here
+from ..errors import DistBackendError, DistError, DistTimeoutError, on_rank
 from ..job.tags import NOT_CONNECTED
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def connect(
     # One broadcast carries (error, id), so that nobody waits for an id that never comes.
     error, unique_id = comm.bcast(tried(nccl, nccl.unique_id) if rank == 0 else None)
     if error is not None:
-        raise DistBackendError(f"NCCL on rank {ranks[0]} can't make a unique id: {error}{here()}")
+        raise DistBackendError(f"NCCL on rank {ranks[0]} can't make a unique id: {error}{on_rank()}")
     if options.device_id is not None:  # before NCCL is called: `on_device` goes back, and would make a context there
         runtime.use_device(device)
     with on_device(runtime, device):
@@ -88,7 +88,7 @@ def all_or_none(
     except (DistTimeoutError, OtherRankError) as error:
         failed = type(error), str(error)
     except Exception as error:  # the others have to learn of whatever it is
-        failed = DistBackendError, f"NCCL reports {nccl.explain(error) or repr(error)}{here()}"
+        failed = DistBackendError, f"NCCL reports {nccl.explain(error) or repr(error)}{on_rank()}"
     if time_limit is not None and failed is not None and failed[0] is not OtherRankError:
         tells = [comm.isend(None, rank, NOT_CONNECTED) for rank in range(comm.size) if rank != comm.rank]
     everybody = [(rank, *each) for rank, each in zip(ranks, comm.allgather(failed), strict=True) if each is not None]
@@ -141,7 +141,7 @@ def _shared_gpus(visible: Sequence[VisibleGPUs], devices: Sequence[int], ranks: 
         f"ranks {'; '.join(', '.join(map(str, together)) for together in shared)} have the same GPU. Give each "
         f"rank one of its own: init_process_group(device_id='auto'), or a number, before it makes arrays."
         f"{mig if any(gpus.mig_instances for gpus in visible) else ''} To share "
-        f"one on purpose: {MAY_SHARE}=1 with NCCL 2.30 or newer, or 'cuda:mpi'{here()}"
+        f"one on purpose: {MAY_SHARE}=1 with NCCL 2.30 or newer, or 'cuda:mpi'{on_rank()}"
     )
 
 

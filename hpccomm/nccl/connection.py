@@ -26,7 +26,7 @@ from ..core.work import Work
 from ..cuda.seam import Communicator, Runtime, on_device
 from ..cuda.time_limit import TimeLimit
 from ..cuda.work import CudaWork
-from ..errors import DistBackendError, DistTimeoutError, here
+from ..errors import DistBackendError, DistTimeoutError, on_rank
 from .async_errors import AsyncErrors
 from .last_operation import LastOperation
 from .plan import ISSUING, Plan, refuse_capture
@@ -266,7 +266,7 @@ class Connection:
         with self._lock:
             self.failure = DistBackendError(
                 f"NCCL reports {reason}; the group's operations on GPU arrays have been ended, and it takes no more"
-                f"{here()}"
+                f"{on_rank()}"
             )
             may_abort = not self._is_being_destroyed
         if may_abort and not self._has_aborted():
@@ -302,7 +302,7 @@ class Connection:
             self.fail("no end of what is in flight")
             raise DistTimeoutError(
                 f"NCCL's communicator could not be destroyed within {timeout:g} s, and was given up. Has every rank "
-                f"destroyed the group?{here()}"
+                f"destroyed the group?{on_rank()}"
             )
         self.last.close()
         with on_device(self.runtime, self.device):

@@ -174,7 +174,7 @@ class NCCLFastPath(GPUFastPath):
         peer: int | None = None,
     ) -> Any:
         """Do an operation by a call of NCCL, and count it: as a message, if there is a `peer`; or return False."""
-        connection, door, failure = self._connection, self.door, None
+        connection, dispatcher, failure = self._connection, self.dispatcher, None
         if result.data.device_id != connection.device:
             return False
         try:
@@ -187,20 +187,20 @@ class NCCLFastPath(GPUFastPath):
         if not done:
             return False
         if peer is not None:
-            door.messages = door.fast_path.passed_messages = door.messages + 1
-            number = door.messages + door.fast_path.messages
+            dispatcher.messages = dispatcher.fast_path.passed_messages = dispatcher.messages + 1
+            number = dispatcher.messages + dispatcher.fast_path.messages
             if name != "recv":
-                door.last_sent.append(("send", peer, NO_TAG))
+                dispatcher.last_sent.append(("send", peer, NO_TAG))
         else:
-            door.collectives = door.fast_path.passed_collectives = door.collectives + 1
-            number = door.collectives + door.fast_path.count
-            door.recent.append((number, name, result.dtype, result.nbytes))
+            dispatcher.collectives = dispatcher.fast_path.passed_collectives = dispatcher.collectives + 1
+            number = dispatcher.collectives + dispatcher.fast_path.count
+            dispatcher.recent.append((number, name, result.dtype, result.nbytes))
         if failure is not None:
-            raise door.translated(self._backend, CALLED.get((name, async_op), name), number, failure)
+            raise dispatcher.translated(self._backend, CALLED.get((name, async_op), name), number, failure)
         if async_op:
-            door.follow(done, name, number, result, *(() if peer is None else (peer, NO_TAG)))
+            dispatcher.follow(done, name, number, result, *(() if peer is None else (peer, NO_TAG)))
         elif monotonic() >= connection.last.due:
-            connection.last.mark(door, name, result, peer)
+            connection.last.mark(dispatcher, name, result, peer)
         return done
 
 

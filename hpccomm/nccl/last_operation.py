@@ -10,13 +10,13 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from ..core.flight import NOT_FOLLOWED, flight_of
+from ..core.work_info import NOT_FOLLOWED, work_info
 from ..cuda.seam import Runtime, on_device
 from ..cuda.work import CudaWork, described
 from ..native import NOT_NOTED, gil_held
 
 if TYPE_CHECKING:
-    from ..core.door import Door
+    from ..core.dispatcher import Dispatcher
 
 PERIOD = 1e-3  # seconds: recording and asking take the host a microsecond each
 SPARE: dict[int, list[int]] = {}  # events of groups that are gone, by GPU: the watchdog may just be asking for one
@@ -35,7 +35,7 @@ class LastOperation(CudaWork):
             gil_held.ask_cuda(*runtime.addresses_for_c())
         super().__init__(runtime, device, lambda _: None, failure, wait_blocks=False, event=event)
 
-    def mark(self, door: Door, name: str, arrays: Any, peer: int | None = None) -> None:
+    def mark(self, dispatcher: Dispatcher, name: str, arrays: Any, peer: int | None = None) -> None:
         """Record the event behind an operation just put on the current stream, unless it has yet to pass."""
         self.due = monotonic() + PERIOD
         with on_device(self._runtime, self._device):
@@ -45,15 +45,15 @@ class LastOperation(CudaWork):
             self._runtime.record(self._event, stream)
         while isinstance(arrays, list | tuple):
             arrays = arrays[0] if arrays else None
-        number = door.number_of(name)
-        self._notes, self._note = door.notes, door.notes.begin_on_gpu(name, number, self._event)
-        self.flight = flight_of((door, name, number, described(arrays), peer, None, None))
+        number = dispatcher.number_of(name)
+        self._notes, self._note = dispatcher.notes, dispatcher.notes.begin_on_gpu(name, number, self._event)
+        self.info = work_info((dispatcher, name, number, described(arrays), peer, None, None))
 
     def poll(self) -> bool:
         """Return True once the event has passed, and belong to no group then; raise the error of the transport."""
-        flight = self.flight
+        info = self.info
         has_passed = self._event == 0 or super().poll()
-        if has_passed and self.flight is flight:  # no other thread has marked another operation
+        if has_passed and self.info is info:  # no other thread has marked another operation
             self._forget()
         return has_passed
 
@@ -64,6 +64,6 @@ class LastOperation(CudaWork):
         SPARE.setdefault(self._device, []).append(event)
 
     def _forget(self) -> None:
-        self.flight = NOT_FOLLOWED
+        self.info = NOT_FOLLOWED
         (notes, self._notes), (note, self._note) = (self._notes, NOT_NOTED), (self._note, -1)
         notes.end(note)

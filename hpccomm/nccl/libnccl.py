@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from ..cuda.time_limit import TimeLimit
-from ..errors import DistBackendError, here
+from ..errors import DistBackendError, on_rank
 from . import find
 
 SUCCESS, IN_PROGRESS = 0, 7
@@ -161,7 +161,7 @@ class Library:
     def __getitem__(self, name: str) -> Callable[..., int]:
         """Return a function of NCCL; raise DistBackendError if this version lacks it."""
         if name not in self._functions:
-            raise DistBackendError(f"this version of NCCL does not have {name}; install a newer one{here()}")
+            raise DistBackendError(f"this version of NCCL does not have {name}; install a newer one{on_rank()}")
         return self._functions[name]
 
     def last_error(self) -> str:

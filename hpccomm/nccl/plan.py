@@ -11,7 +11,7 @@ from typing import Any
 
 from ..cuda.packing import Packing
 from ..cuda.seam import Communicator, Runtime
-from ..errors import DistBackendError, here
+from ..errors import DistBackendError, on_rank
 from .types import Reduction, moved
 
 CALLS_PER_GROUP = 1024  # NCCL takes 2048 (its user guide, "Group Calls"): as many where they are one step
@@ -127,7 +127,7 @@ def refuse_capture(runtime: Runtime, stream: int, what: str) -> None:
         raise DistBackendError(
             f"{what} can't be replayed by a CUDA graph, and the current stream is being captured; capture blocking "
             f"operations on contiguous arrays, or persistent ones (all_reduce_init, ...), or take it out of the graph"
-            f"{here()}"
+            f"{on_rank()}"
         )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import checks
 from ..cuda.seam import NCCL, on_device
-from ..errors import DistBackendError, here
+from ..errors import DistBackendError, on_rank
 from .bootstrap import tried
 from .plan import refuse_capture
 
@@ -52,7 +52,8 @@ class SymmetricArrays:
             for rank, (*_, failed) in enumerate(wishes):
                 if failed is not None:
                     raise DistBackendError(
-                        f"rank {rank} of the group gets no {nbytes} bytes of NCCL: {failed}{here()}", "empty_symmetric"
+                        f"rank {rank} of the group gets no {nbytes} bytes of NCCL: {failed}{on_rank()}",
+                        "empty_symmetric",
                     )
         except Exception:
             if failure is None:

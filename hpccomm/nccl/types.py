@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..core.reduce_op import ReduceOp
-from ..errors import UnsupportedOperationError, here
+from ..errors import UnsupportedOperationError, on_rank
 
 # nccl.h's ncclDataType_t, which has NumPy's names in this order
 NAMES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64")
@@ -63,7 +63,7 @@ def reduced(operation: str, dtype: Any, op: ReduceOp) -> Reduction:
     if row is None:
         raise TypeError(
             f"{operation}: NCCL moves {dtype} arrays, but can't reduce them; convert to int32 or a floating-point "
-            f"dtype, or let MPI reduce them: init_process_group('cpu:mpi,cuda:mpi'){here()}"
+            f"dtype, or let MPI reduce them: init_process_group('cpu:mpi,cuda:mpi'){on_rank()}"
         )
     if op.factor is not None:
         nccl_op: int | None = SUM  # of arrays that have been multiplied
@@ -71,7 +71,8 @@ def reduced(operation: str, dtype: Any, op: ReduceOp) -> Reduction:
         nccl_op = (_BOOL_OPS if dtype.kind == "b" else _OPS).get(op)
     if nccl_op is None or (dtype.kind == "c" and nccl_op not in (SUM, AVG)):
         raise UnsupportedOperationError(
-            f"NCCL has no {op!r} for {dtype} arrays; MPI has: init_process_group('cpu:mpi,cuda:mpi'){here()}", operation
+            f"NCCL has no {op!r} for {dtype} arrays; MPI has: init_process_group('cpu:mpi,cuda:mpi'){on_rank()}",
+            operation,
         )
     made = Reduction(*row, nccl_op)
     is_accepted = ("f" if dtype.kind == "V" else dtype.kind) in op.kinds  # by `checks`, which not every caller asks

@@ -75,7 +75,7 @@ def agreed(comm: Any, is_cuda_aware: Callable[[], bool], environ: Mapping[str, s
     """Return the settings of the ranks of an MPI communicator; every rank calls it.
 
     They are rank 0's, and so is an error, which is raised on every rank. Each rank says whether it has the compiled
-    room, and, where ``HPCCOMM_CUDA_AWARE`` is not set on rank 0, what `is_cuda_aware` returns.
+    extension, and, where ``HPCCOMM_CUDA_AWARE`` is not set on rank 0, what `is_cuda_aware` returns.
     """
     global _run
     found: Settings | Exception | None = None
@@ -95,8 +95,10 @@ def agreed(comm: Any, is_cuda_aware: Callable[[], bool], environ: Mapping[str, s
     _run = os.path.basename(settings.debug_dir)
     if settings.gpu_provider != environ.get(GPU_PROVIDER, "").strip():
         os.environ[GPU_PROVIDER] = settings.gpu_provider  # it is read at the first GPU array
-    have_room, are_cuda_aware = zip(*comm.allgather((native.room is not None, asks and is_cuda_aware())), strict=True)
-    if not all(have_room):
+    have_fastpath, are_cuda_aware = zip(
+        *comm.allgather((native.fastpath is not None, asks and is_cuda_aware())), strict=True
+    )
+    if not all(have_fastpath):
         settings = settings._replace(tuning=settings.tuning._replace(node_bytes=0))
     return settings._replace(cuda_aware=all(are_cuda_aware)) if asks else settings
 

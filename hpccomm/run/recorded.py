@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from mpi4py import MPI
 
 from ..debug.mpi_calls import CALLS, STARTS
-from ..debug.past import line
 from ..debug.records import Record
+from ..debug.ring import line
 from ..debug.trace import recorder as recorders
 from ..debug.trace.clock import now
 from .persistent import STARTED

@@ -9,7 +9,7 @@ import secrets
 import socket
 import time
 
-from ..errors import DistNetworkError, here
+from ..errors import DistNetworkError, on_rank
 from . import handshake, wire
 from .handshake import REASONS, ROOM, Session, Verdict
 from .table import Answer
@@ -29,7 +29,7 @@ class Connections:
     def __init__(self, host: str, port: int, key: bytes) -> None:
         self._where = host, port, key
         self._idle: list[Connection] = []
-        self._room = MOST_IDLE
+        self._fastpath = MOST_IDLE
         self._process = os.getpid()
 
     def open(self, patience: float) -> None:
@@ -60,13 +60,13 @@ class Connections:
                 raise error from None
             answer = connection.ask(request, deadline, limit)
         self._idle.append(connection)
-        if len(self._idle) > self._room:
+        if len(self._idle) > self._fastpath:
             self._idle.pop().close()
         return answer
 
     def close(self) -> None:
         """Close the idle connections now, and the others after their answers."""
-        self._room = 0
+        self._fastpath = 0
         while self._idle:
             self._idle.pop().close()
 
@@ -107,7 +107,7 @@ class Connection:
             self._socket = _connected(host, port, deadline - now)
         except (OSError, UnicodeError) as error:
             ended = "; has the process that holds it ended?" if isinstance(error, ConnectionRefusedError) else ""
-            raise DistNetworkError(f"{self._name} can't be reached: {error}{ended}{here()}") from error
+            raise DistNetworkError(f"{self._name} can't be reached: {error}{ended}{on_rank()}") from error
         try:
             self._shake_hands(key, deadline)
         except BaseException:
@@ -129,7 +129,7 @@ class Connection:
         except (OSError, wire.MalformedError) as error:
             raise self._explained(error, f"has not answered within {limit:g} s") from error
         if header.code == Status.MALFORMED:
-            raise DistNetworkError(f"{self._name} refuses a message: {str(answer.values[0], 'utf-8')}{here()}")
+            raise DistNetworkError(f"{self._name} refuses a message: {str(answer.values[0], 'utf-8')}{on_rank()}")
         return header.code, answer
 
     def is_open(self) -> bool:
@@ -159,7 +159,7 @@ class Connection:
         except OSError as error:
             raise self._explained(error, "is no store of hpccomm, or is too busy: it does not answer") from error
         if not hmac.compare_digest(proof, handshake.proof(key, "server", client, server)):
-            raise DistNetworkError(f"{self._name} has another key (auth_key) than this process{here()}")
+            raise DistNetworkError(f"{self._name} has another key (auth_key) than this process{on_rank()}")
         self._session = Session(self._socket, key, True, client, server)
 
     def _welcomed(self, deadline: float) -> None:
@@ -168,7 +168,7 @@ class Connection:
             reason = REASONS.get(verdict, "it is no store of hpccomm")
             if verdict == Verdict.NO_ROOM:
                 reason = reason.format(*ROOM.unpack(self._take(ROOM.size, deadline)))
-            raise DistNetworkError(f"{self._name} has refused this process: {reason}{here()}")
+            raise DistNetworkError(f"{self._name} has refused this process: {reason}{on_rank()}")
 
     def _take(self, wanted: int, deadline: float) -> bytearray:
         """Return the next `wanted` bytes."""
@@ -184,8 +184,8 @@ class Connection:
 
     def _explained(self, error: Exception, silence: str) -> DistNetworkError:
         if isinstance(error, TimeoutError):
-            return DistNetworkError(f"{self._name} {silence}{here()}")
-        return DistNetworkError(f"{self._name} is gone: {error}; has the process that holds it ended?{here()}")
+            return DistNetworkError(f"{self._name} {silence}{on_rank()}")
+        return DistNetworkError(f"{self._name} is gone: {error}; has the process that holds it ended?{on_rank()}")
 
 
 def _connected(host: str, port: int, limit: float) -> socket.socket:

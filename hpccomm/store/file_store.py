@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from ..errors import DistStoreError, DistTimeoutError, here
+from ..errors import DistStoreError, DistTimeoutError, on_rank
 from . import wire
 from .store import DEFAULT_TIMEOUT, Store, Timeout, too_late
 from .table import HIDDEN, READS, Answer, Op, Request, Table
@@ -127,7 +127,7 @@ class FileStore(Store):
         return f"FileStore({self.path!r})"
 
     def _error(self, text: str) -> DistStoreError:
-        return DistStoreError(f"FileStore: {self.path!r} {text}{here()}")
+        return DistStoreError(f"FileStore: {self.path!r} {text}{on_rank()}")
 
     def _open(self, create: int) -> os.stat_result:
         """Open the file, and return its stat; it must be this user's only: others could read and forge the values."""
@@ -158,7 +158,7 @@ class FileStore(Store):
             raise self._late("thread of this process")
         try:
             if self._is_closed:
-                raise DistStoreError(f"the store {self!r} has been closed{here()}")
+                raise DistStoreError(f"the store {self!r} has been closed{on_rank()}")
             if self._process != os.getpid():  # a fork: its parent has the lock of this open file
                 self._close_file()
                 self._open(0)
@@ -186,7 +186,7 @@ class FileStore(Store):
     def _late(self, who: str) -> DistTimeoutError:
         return DistTimeoutError(
             f"FileStore: another {who} has held the lock of {self.path!r} all the time; is it stopped? "
-            f"`fuser -v {self.path}` names who has the file open{here()}"
+            f"`fuser -v {self.path}` names who has the file open{on_rank()}"
         )
 
     def _is_there(self) -> bool:

@@ -18,7 +18,7 @@ import socket
 import struct
 from enum import IntEnum
 
-from ..errors import here
+from ..errors import on_rank
 from .wire import VERSION
 
 MAGIC = b"hpccomm\0" + bytes([VERSION])
@@ -54,12 +54,12 @@ def checked(auth_key: object) -> bytes:
     if auth_key is None:
         return b""
     if not isinstance(auth_key, (bytes, bytearray, memoryview)):
-        raise TypeError(f"TCPStore: auth_key is a {type(auth_key).__name__}; expected bytes: {GOOD_KEY}{here()}")
+        raise TypeError(f"TCPStore: auth_key is a {type(auth_key).__name__}; expected bytes: {GOOD_KEY}{on_rank()}")
     key = bytes(auth_key)
     if len(key) < SHORTEST_KEY:
         raise ValueError(
             f"TCPStore: auth_key has {len(key)} bytes; expected {SHORTEST_KEY} or more, {GOOD_KEY}; or None for no key"
-            f"{here()}"
+            f"{on_rank()}"
         )
     return key
 

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ..errors import DistNetworkError, here
+from ..errors import DistNetworkError, on_rank
 
 if TYPE_CHECKING:
     from .server import Limits
@@ -70,7 +70,7 @@ def listen(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:
         raise DistNetworkError(
             f"TCPStore: can't listen at {host}, port {port}: {error}; the master has to run on this host, and "
-            f"port 0 chooses one that is free{here()}"
+            f"port 0 chooses one that is free{on_rank()}"
         ) from error
 
 

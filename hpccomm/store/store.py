@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from ..core.timeouts import as_seconds
-from ..errors import DistStoreError, DistTimeoutError, here
+from ..errors import DistStoreError, DistTimeoutError, on_rank
 from .table import HIDDEN, LARGEST_KEY, LARGEST_VALUE, Answer, Op, Request
 
 if TYPE_CHECKING:
@@ -100,10 +100,10 @@ class Store(ABC):
         (1, 2)
         """
         if isinstance(amount, bool) or not hasattr(amount, "__index__"):
-            raise TypeError(f"add: amount is {amount!r}; expected an integer{here()}")
+            raise TypeError(f"add: amount is {amount!r}; expected an integer{on_rank()}")
         number = amount.__index__()
         if not -(2**63) <= number < 2**63:
-            raise ValueError(f"add: amount is {number}, which does not fit into 64 bits{here()}")
+            raise ValueError(f"add: amount is {number}, which does not fit into 64 bits{on_rank()}")
         return self._ask(Op.ADD, (key,), number=number).number
 
     def compare_set(self, key: str, expected: Value, desired: Value) -> bytes:
@@ -127,7 +127,7 @@ class Store(ABC):
         """Store each of `values` under its key, all at once; there are as many values as keys."""
         keys, values = _listed("multi_set", keys), tuple(values)
         if len(keys) != len(values):
-            raise ValueError(f"multi_set: {len(keys)} keys, but {len(values)} values{here()}")
+            raise ValueError(f"multi_set: {len(keys)} keys, but {len(values)} values{on_rank()}")
         self._ask(Op.SET, keys, values)
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
@@ -229,7 +229,7 @@ class Store(ABC):
     ) -> Answer:
         """Check the arguments of a request and return its answer; every method calls it."""
         if self.is_closed:
-            raise DistStoreError(f"{_name(op, keys)}: the store {self!r} has been closed{here()}")
+            raise DistStoreError(f"{_name(op, keys)}: the store {self!r} has been closed{on_rank()}")
         checked = tuple([_key(op, key) for key in keys]), tuple([_value(op, keys, value) for value in values])
         return self.request(Request(op, *checked, number), self._timeout if timeout is None else timeout)
 
@@ -250,9 +250,9 @@ class PrefixStore(Store):
 
     def __init__(self, prefix: str, store: Store) -> None:
         if not isinstance(store, Store):
-            raise TypeError(f"PrefixStore: store is {store!r}; expected a Store{here()}")
+            raise TypeError(f"PrefixStore: store is {store!r}; expected a Store{on_rank()}")
         if not isinstance(prefix, str):
-            raise TypeError(f"PrefixStore: prefix is {prefix!r}; expected a str{here()}")
+            raise TypeError(f"PrefixStore: prefix is {prefix!r}; expected a str{on_rank()}")
         super().__init__(store.timeout)
         self.prefix = prefix
         self.underlying_store = store
@@ -283,9 +283,9 @@ class PrefixStore(Store):
 def too_late(request: Request, timeout: float, key: str) -> DistTimeoutError:
     """Return the error of a request whose `key` has not come in time."""
     return DistTimeoutError(
-        f"{_name(request.op, request.keys)}: nobody has set {key!r} within {timeout:g} s{here()}"
+        f"{_name(request.op, request.keys)}: nobody has set {key!r} within {timeout:g} s{on_rank()}"
         if request.op != Op.POP
-        else f"queue_pop: nothing was put into the queue {key!r} within {timeout:g} s{here()}"
+        else f"queue_pop: nothing was put into the queue {key!r} within {timeout:g} s{on_rank()}"
     )
 
 
@@ -301,12 +301,12 @@ _NAMES = dict(zip(Op, _METHODS.split(), strict=True))
 
 def _key(op: Op, key: Any) -> str:
     if not isinstance(key, str):
-        raise TypeError(f"{_NAMES[op]}: key is {key!r}; expected a str{here()}")
+        raise TypeError(f"{_NAMES[op]}: key is {key!r}; expected a str{on_rank()}")
     nbytes = len(key) if key.isascii() else len(key.encode())
     if nbytes > LARGEST_KEY:
-        raise ValueError(f"{_NAMES[op]}: the key has {nbytes} bytes; at most {LARGEST_KEY} are allowed{here()}")
+        raise ValueError(f"{_NAMES[op]}: the key has {nbytes} bytes; at most {LARGEST_KEY} are allowed{on_rank()}")
     if key.startswith(HIDDEN):
-        raise ValueError(f"{_NAMES[op]}: key is {key!r}; keys that begin with a NUL are the store's own{here()}")
+        raise ValueError(f"{_NAMES[op]}: key is {key!r}; keys that begin with a NUL are the store's own{on_rank()}")
     return key
 
 
@@ -316,20 +316,20 @@ def _value(op: Op, keys: Sequence[str], value: Value) -> bytes:
     elif isinstance(value, (bytes, bytearray, memoryview)):
         data = bytes(value)
     else:
-        raise TypeError(f"{_name(op, keys)}: value is {value!r}; expected bytes or str{here()}")
+        raise TypeError(f"{_name(op, keys)}: value is {value!r}; expected bytes or str{on_rank()}")
     if len(data) > LARGEST_VALUE:
-        raise ValueError(f"{_name(op, keys)}: the value has {len(data)} bytes; at most {LARGEST_VALUE} fit{here()}")
+        raise ValueError(f"{_name(op, keys)}: the value has {len(data)} bytes; at most {LARGEST_VALUE} fit{on_rank()}")
     return data
 
 
 def _listed(name: str, keys: Sequence[str]) -> tuple[str, ...]:
     if isinstance(keys, (str, bytes)):
-        raise TypeError(f"{name}: keys is {keys!r}; expected a list of str{here()}")
+        raise TypeError(f"{name}: keys is {keys!r}; expected a list of str{on_rank()}")
     return tuple(keys)
 
 
 def _seconds(timeout: Timeout) -> float:
     seconds = as_seconds(timeout)
     if math.isnan(seconds) or seconds < 0:
-        raise ValueError(f"timeout is {timeout!r}; expected 0 or more{here()}")
+        raise ValueError(f"timeout is {timeout!r}; expected 0 or more{on_rank()}")
     return min(seconds, timedelta.max.total_seconds() / 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING
 
-from ..errors import DistStoreError, DistTimeoutError, here
+from ..errors import DistStoreError, DistTimeoutError, on_rank
 from . import wire
 from .store import DEFAULT_TIMEOUT, Store, Timeout, too_late
 from .table import HIDDEN, READS, WAITS, Answer, Op, QueueEmptyError, Request
@@ -83,7 +83,7 @@ class TCPStore(Store):
         auth_key: bytes | None = None,
     ) -> None:
         if not 0 <= port < 1 << 16 or not (port or is_master):
-            raise ValueError(f"TCPStore: port is {port}; expected 1 to 65535, or on the master 0{here()}")
+            raise ValueError(f"TCPStore: port is {port}; expected 1 to 65535, or on the master 0{on_rank()}")
         from .handshake import GOOD_KEY, checked
         from .master import Master, is_loopback, listen
 
@@ -91,7 +91,7 @@ class TCPStore(Store):
         if is_master and not key and not is_loopback(host):
             raise ValueError(
                 f"TCPStore: without auth_key everybody who reaches {host} could read and change the store; give "
-                f"auth_key={GOOD_KEY}, or listen at localhost{here()}"
+                f"auth_key={GOOD_KEY}, or listen at localhost{on_rank()}"
             )
         master = Master(listen(host, port), key) if is_master else None
         self._set_up(host, master.port if master else port, key, timeout, master)
@@ -122,7 +122,7 @@ class TCPStore(Store):
         data = wire.packed(request.op, request.keys, request.values, request.number, timeout)
         if len(data) - wire.HEADER.size > wire.LARGEST_MESSAGE:
             raise ValueError(
-                f"keys and values have {len(data)} bytes; at most {wire.LARGEST_MESSAGE} go at once{here()}"
+                f"keys and values have {len(data)} bytes; at most {wire.LARGEST_MESSAGE} go at once{on_rank()}"
             )
         limit = (timeout if request.op in WAITS else self._timeout) + GRACE
         code, answer = self._connections.ask(data, limit, request.op in READS)
@@ -131,7 +131,7 @@ class TCPStore(Store):
         text = str(answer.values[0], "utf-8")
         if code == Status.TOO_LATE:
             raise too_late(request, timeout, text)
-        raise (QueueEmptyError if code == Status.EMPTY else DistStoreError)(text + here())
+        raise (QueueEmptyError if code == Status.EMPTY else DistStoreError)(text + on_rank())
 
     def clone(self) -> TCPStore:
         """Return a client with connections of its own."""
@@ -157,7 +157,7 @@ class TCPStore(Store):
             except DistTimeoutError:
                 here_now = self.request(Request(Op.ADD, (WORKERS,)), self._timeout).number
                 raise DistTimeoutError(
-                    f"TCPStore: {here_now} of {world_size} processes have come within {self._timeout:g} s{here()}"
+                    f"TCPStore: {here_now} of {world_size} processes have come within {self._timeout:g} s{on_rank()}"
                 ) from None
 
 

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 from mpi4py.util import pkl5
 
-from ..core import door
-from ..errors import DistError, here
+from ..core import dispatcher
+from ..errors import DistError, on_rank
 
 TAG = 0
-BELOW = f"{os.path.dirname(__file__)}{os.sep}", door.__file__  # a task's own function on a worker's stack
+BELOW = f"{os.path.dirname(__file__)}{os.sep}", dispatcher.__file__  # a task's own function on a worker's stack
 LONGEST_ARGUMENT = 30  # characters
 
 
@@ -109,7 +109,7 @@ def error_of(failure: Failure, call: object, rank: int) -> BaseException:
     except Exception:
         error = DistError(
             f"{call} on rank {rank} raised {failure.text}; the exception itself can't be pickled, so this one stands "
-            f"for it{here()}"
+            f"for it{on_rank()}"
         )
     error.__cause__ = RemoteTraceback(f'\n"""\nrank {rank}, in {call}:\n{failure.traceback.rstrip()}\n"""')
     return error  # type: ignore[no-any-return]

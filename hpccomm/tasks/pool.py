@@ -18,7 +18,7 @@ from ..core.checks import integer
 from ..core.group import ProcessGroup
 from ..core.non_member import Group
 from ..core.timeouts import as_seconds
-from ..errors import DistError, here
+from ..errors import DistError, on_rank
 from ..job import failures, mpi_library
 from .messages import Call, apply_to_each
 from .task import TaskFuture, Tasks, refuse_own_thread
@@ -83,9 +83,9 @@ def executor(
     """
     seconds = None if task_timeout is None else as_seconds(task_timeout, "executor: task_timeout")
     if seconds is not None and not seconds > 0:
-        raise ValueError(f"executor: task_timeout is {seconds:g} s; expected a positive time, or None{here()}")
+        raise ValueError(f"executor: task_timeout is {seconds:g} s; expected a positive time, or None{on_rank()}")
     if initializer is not None and not callable(initializer):
-        raise TypeError(f"executor: initializer is {initializer!r}; expected a function{here()}")
+        raise TypeError(f"executor: initializer is {initializer!r}; expected a function{on_rank()}")
     found = member(group)
     if not isinstance(found, ProcessGroup):
         return Pool(None, None, None, (), None)
@@ -108,7 +108,7 @@ def _check_nesting(group: ProcessGroup) -> None:
             raise DistError(
                 f"executor: this rank is in the block of the executor of {other.name!r}, and so "
                 f"{'are ranks' if len(common) > 1 else 'is rank'} {', '.join(map(str, common))} of {group.name!r}; "
-                f"leave that block first, or give a group of other ranks{here()}"
+                f"leave that block first, or give a group of other ranks{on_rank()}"
             )
 
 
@@ -135,7 +135,7 @@ class Pool:
         if self._group is None:
             return None
         if self._was_entered:
-            raise RuntimeError(f"executor: its block can be entered once; call hc.executor() again{here()}")
+            raise RuntimeError(f"executor: its block can be entered once; call hc.executor() again{on_rank()}")
         self._was_entered = True
         if self._group.rank > 0:
             self._serve(self._group)
@@ -144,9 +144,9 @@ class Pool:
         if self._comm is None:
             tasks: Tasks = _InThisRank(self._group, self._initializer, self._initargs)
         else:
-            from .dispatcher import Dispatcher
+            from .scheduler import Scheduler
 
-            tasks = Dispatcher(self._group, self._comm, self._task_timeout)
+            tasks = Scheduler(self._group, self._comm, self._task_timeout)
         self._executor = RankExecutor(tasks)
         return self._executor
 
@@ -191,7 +191,7 @@ class _InThisRank:
     def __init__(
         self, group: ProcessGroup, initializer: Callable[..., object] | None, initargs: tuple[Any, ...]
     ) -> None:
-        self._door = group.door
+        self._dispatcher = group.dispatcher
         self._thread: threading.Thread | None = None  # once it runs
         begin = partial(self._begin, initializer, initargs)
         self._threads = concurrent.futures.ThreadPoolExecutor(1, "hpccomm-executor", begin)
@@ -209,7 +209,7 @@ class _InThisRank:
 
     def _do(self, future: TaskFuture, call: Call) -> Any:
         if future.set_running_or_notify_cancel():
-            return self._door.run_task(call, call.make)
+            return self._dispatcher.run_task(call, call.make)
         return None
 
     def close(self, cancels: bool) -> None:
@@ -319,7 +319,7 @@ class RankExecutor(concurrent.futures.Executor):
         """Return the results of ``fn(*each)`` for each of the iterable; the rest is as for :meth:`map`."""
         chunksize = integer("executor: chunksize", chunksize)
         if chunksize < 1:
-            raise ValueError(f"executor: chunksize is {chunksize}; expected 1 or more{here()}")
+            raise ValueError(f"executor: chunksize is {chunksize}; expected 1 or more{on_rank()}")
         chunks = list(_chunks(iterable, chunksize))
         results = super().map(apply_to_each, itertools.repeat(fn), chunks, timeout=timeout)
         return itertools.chain.from_iterable(results)

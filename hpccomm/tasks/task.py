@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..core.future import Driven
-from ..errors import UnsupportedOperationError, here
+from ..errors import UnsupportedOperationError, on_rank
 
 if TYPE_CHECKING:
     from ..core.group import ProcessGroup
@@ -56,7 +56,7 @@ class TaskFuture(Driven):
         return [] if task is None else [task]
 
     def look(self) -> None:
-        """Let the dispatcher work, which has no thread."""
+        """Let the scheduler work, which has no thread."""
         self._tasks.look()
 
     def start(self) -> None:
@@ -65,7 +65,7 @@ class TaskFuture(Driven):
             raise UnsupportedOperationError(
                 "add_done_callback, as_completed and wait of an executor's futures need MPI_THREAD_MULTIPLE, which "
                 "mpi4py asks for unless mpi4py.rc.thread_level says otherwise; result() and map() work without it"
-                + here()
+                + on_rank()
             )
 
     def drive(self, timeout: float | None) -> float | None:
@@ -86,7 +86,7 @@ def refuse_own_thread(tasks: Tasks) -> None:
     if tasks.is_own_thread():
         raise RuntimeError(
             "executor: a callback of a Future can't wait for tasks, since its thread completes them; use "
-            f"add_done_callback, shutdown(wait=False), or a thread of your own{here()}"
+            f"add_done_callback, shutdown(wait=False), or a thread of your own{on_rank()}"
         )
 
 

@@ -11,7 +11,7 @@ from mpi4py import MPI
 from mpi4py.util import pkl5
 
 from ..core.timeouts import pause, pauses
-from ..errors import here
+from ..errors import on_rank
 from .messages import TAG, Call, Failure, Outcome, Stop, failure_of
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Worker:
     def _outcome(self, call: Call) -> Outcome:
         began = time.perf_counter()
         try:
-            result = self._group.door.run_task(call, call.make)
+            result = self._group.dispatcher.run_task(call, call.make)
         except KeyboardInterrupt:  # every rank gets Ctrl-C
             raise
         except BaseException as error:  # sys.exit, too
@@ -66,7 +66,7 @@ class Worker:
             raise
         except Exception as error:
             text = f"the result of {call}, a {type(outcome.result).__name__}, can't be pickled"
-            substitute = TypeError(f"{text} ({type(error).__name__}: {error}){here()}")
+            substitute = TypeError(f"{text} ({type(error).__name__}: {error}){on_rank()}")
             substitute.__traceback__ = error.__traceback__
             request = self._comm.isend((None, failure_of(substitute), outcome.seconds), 0, TAG)
         self._wait_until(lambda: request.test()[0])

@@ -1,4 +1,4 @@
-"""Tensors as NumPy's arrays on the same memory: by the compiled room, or else by DLPack; sparse ones as scipy's."""
+"""Tensors as NumPy's arrays on the same memory, by the compiled extension or DLPack; sparse ones as scipy's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..native import room
+from ..native import fastpath
 
 # Kinds of values as DLPack numbers them (DLDataTypeCode), and which sizes NumPy has of them, in bytes.
 KINDS = {(0, "i"): (1, 2, 4, 8), (1, "u"): (1, 2, 4, 8), (2, "f"): (2, 4, 8), (5, "c"): (8, 16), (6, "b"): (1,)}
@@ -45,14 +45,14 @@ def view_by_dlpack(tensor: Any, flat: bool = False) -> Any:
 
 
 def view_by_room() -> Any:
-    """Return the compiled room's `view_by_dlpack`, in a tenth of the time; None where there is no such room."""
-    if room is None:
+    """Return the compiled extension's `view_by_dlpack`, in a tenth of the time; None where there is none."""
+    if fastpath is None:
         return None
     numbers = {
         (code, 8 * size): np.dtype(f"{kind}{size}").num for (code, kind), sizes in KINDS.items() for size in sizes
     }
-    room.set_up_tensors((torch.Tensor, torch.nn.Parameter), numbers)
-    return room.view
+    fastpath.set_up_tensors((torch.Tensor, torch.nn.Parameter), numbers)
+    return fastpath.view
 
 
 view_of = view_by_room() or view_by_dlpack

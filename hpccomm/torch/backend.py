@@ -187,7 +187,7 @@ class Calls:
     def abort(self) -> None:
         """Give the group up without the other ranks; operations in flight end with an error, except in MPI itself."""
         if not self.group.is_destroyed:
-            for work in list(self.group.door.in_flight):
+            for work in list(self.group.dispatcher.in_flight):
                 with contextlib.suppress(Exception):  # only receives can be taken back
                     work.abort()
             self.group.give_up((), "has been aborted by torch.distributed; make it again")

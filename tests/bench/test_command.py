@@ -21,7 +21,7 @@ import pytest
 
 from hpccomm.bench import command, registry
 from hpccomm.cli import main as cli
-from hpccomm.native import room
+from hpccomm.native import fastpath
 from hpccomm.process.tuning import tuning
 
 from ..launch import clean_environment, launch, mpiexec_folder, run_program, time_limit
@@ -179,7 +179,7 @@ def test_overhead_of_messages_on_two_ranks() -> None:
     title, columns, _, *rows, watchdog = ended.stdout.splitlines()[2:]
     assert watchdog.startswith("the watchdog looks once in 1 s, for ")
     assert title.endswith(": 2 ranks, 8 bytes, median of the repetitions")
-    paths = ["hpccomm", "added", "ratio"] if room is None else ["compiled", "added", "ratio", "python", "added"]
+    paths = ["hpccomm", "added", "ratio"] if fastpath is None else ["compiled", "added", "ratio", "python", "added"]
     assert columns.split() == ["operation", "mpi4py", *paths, "recorder", "adds"]
     assert [row.split()[0] for row in rows][:5] == ["ping-pong:", "sendrecv", "isend", "halo:", "halo:"]
     assert any(row.startswith("monitored_barrier ") for row in rows[5:])
@@ -268,5 +268,5 @@ def test_tune_writes_what_programs_read(tmp_path: Path) -> None:
     assert f"export HPCCOMM_TUNING={file}" in done.stdout
     table = tuning({"HPCCOMM_TUNING": str(file)})
     assert f"segment_bytes          {table.segment_bytes}\n" in done.stdout
-    assert (room is None) == ("memory of the node: not measured" in done.stdout)
+    assert (fastpath is None) == ("memory of the node: not measured" in done.stdout)
     assert json.loads(file.read_text(encoding="utf-8"))["measured"]["ranks"] == 2

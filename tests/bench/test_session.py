@@ -155,7 +155,7 @@ def test_tune_gives_every_rank_one_table_of_what_was_tried(process_group: hc.Pro
         assert "shared all_reduce by (128 B):  MPI: " in text
     else:
         assert "node-shared arrays: not measured" in text
-    if process_group.size > 1 and native.room is not None:
+    if process_group.size > 1 and native.fastpath is not None:
         assert table.node_bytes in (0, 1, *tried.nodes)
         assert table.node_reduction_bytes in (1, *tried.nodes, *tried.reduce_scatters)
         assert "all_gather_single by (128 B):  memory of the node: " in text
@@ -169,12 +169,12 @@ def test_tune_gives_every_rank_one_table_of_what_was_tried(process_group: hc.Pro
 def test_memory_of_the_node_is_measured_only_where_it_is_used(
     process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert tune._has_node(process_group) == (process_group.size > 1 and native.room is not None)
+    assert tune._has_node(process_group) == (process_group.size > 1 and native.fastpath is not None)
     with monkeypatch.context() as patch:
         if process_group.rank == process_group.size - 1:
-            patch.setattr(native, "room", None)
+            patch.setattr(native, "fastpath", None)
         assert not tune._has_node(process_group)  # one rank without it is enough
-    if process_group.size > 1 and native.room is not None:
+    if process_group.size > 1 and native.fastpath is not None:
         from hpccomm.mpi import shared_memory
 
         monkeypatch.setattr(shared_memory, "free_bytes", lambda: 0)

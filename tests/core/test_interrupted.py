@@ -22,7 +22,7 @@ import pytest
 import hpccomm as hc
 from hpccomm.core import progress
 from hpccomm.mpi import sparse_exchange
-from hpccomm.native import room
+from hpccomm.native import fastpath
 from tests.launch import launch, until
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -108,17 +108,17 @@ def test_wait_goes_on_after_a_handler_has_raised_anywhere_in_it(
             work.free()
         else:
             assert work.exception() is None
-    assert not process_group.door.in_flight
+    assert not process_group.dispatcher.in_flight
 
 
 class Listener:
-    """A hook: the door sees a start only where one listens."""
+    """A hook: the dispatcher sees a start only where one listens."""
 
     def begin(self, operation: object) -> None: ...
     def end(self, operation: object) -> None: ...
 
 
-@pytest.mark.skipif(room is None, reason="a start of MPI's and the note of it are two steps of Python")
+@pytest.mark.skipif(fastpath is None, reason="a start of MPI's and the note of it are two steps of Python")
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("size", [1, 8, 100_000])
 @pytest.mark.parametrize("listens", [True, False])
@@ -157,7 +157,7 @@ def test_a_sparse_exchange_goes_on_after_a_handler_has_raised_anywhere_in_it(
         for source, (values, number) in work.result().items():
             assert (values == 10.0 * source + me).all(), moment
             assert number.tolist() == [moment]
-    assert not process_group.door.in_flight
+    assert not process_group.dispatcher.in_flight
 
 
 @pytest.mark.parametrize("wait", ["wait", "exception", "done", "await"])
@@ -172,7 +172,7 @@ def test_a_future_completes_after_a_handler_has_raised_anywhere_in_a_wait_for_it
         interrupted(waits, moment, KeyboardInterrupt)
         future.wait(60)
         np.testing.assert_array_equal(result(), expected, str(moment))
-    assert not process_group.door.in_flight
+    assert not process_group.dispatcher.in_flight
 
 
 @pytest.mark.parametrize("kind", ["average", "strided average", "several", "message"])

@@ -14,7 +14,7 @@ import pytest
 
 import hpccomm as hc
 from hpccomm.core import progress
-from hpccomm.core.door import REAP_BYTES
+from hpccomm.core.dispatcher import REAP_BYTES
 from hpccomm.core.work import JoinedWork
 from tests.launch import until
 
@@ -121,7 +121,7 @@ def test_a_thousand_operations_in_flight_complete_in_order(process_group: hc.Pro
     assert done == sorted(done)
     assert len(done) == 1000
     assert np.array_equal(arrays, process_group.size * np.arange(1000.0).reshape(-1, 1).repeat(3, axis=1))
-    assert not process_group.door.in_flight
+    assert not process_group.dispatcher.in_flight
 
 
 def test_a_dropped_work_keeps_its_arrays_until_it_is_done(process_group: hc.ProcessGroup) -> None:
@@ -137,8 +137,8 @@ def test_a_dropped_work_keeps_its_arrays_until_it_is_done(process_group: hc.Proc
     gc.collect()
     assert watched() is not None  # MPI still writes to it
     hc.isend(np.ones(1000), me, tag=5)
-    while process_group.door.in_flight:
-        for work in list(process_group.door.in_flight):
+    while process_group.dispatcher.in_flight:
+        for work in list(process_group.dispatcher.in_flight):
             work.wait()
     del work
     gc.collect()
@@ -150,8 +150,8 @@ def test_dropped_works_are_let_go_of_while_the_program_runs(process_group: hc.Pr
     for _ in range(500):
         hc.all_reduce(array, "max", async_op=True)
         hc.barrier()
-    assert len(process_group.door.in_flight) < 100
-    for work in list(process_group.door.in_flight):
+    assert len(process_group.dispatcher.in_flight) < 100
+    for work in list(process_group.dispatcher.in_flight):
         work.wait()
 
 

@@ -111,7 +111,7 @@ ON_A_GPU = """
         hc.all_reduce(array)
         hc.barrier()
         if world.rank == 0:
-            assert world.door.backends["cuda"].last_on_gpu.poll()  # the first has ended
+            assert world.dispatcher.backends["cuda"].last_on_gpu.poll()  # the first has ended
             stand_in.MACHINE.held = True  # the GPU waits
             def _all_reduce(*_): pass
             stand_in.Communicator._all_reduce = _all_reduce
@@ -141,13 +141,13 @@ WITH_CUDA = """
         world = hc.init_process_group(timeout=timeout, on_timeout=on_timeout)
         asked = ctypes.cast(getattr(ctypes.CDLL(None), function), ctypes.c_void_p).value
         gil_held.ask_cuda(asked, 0)  # in the place of cuEventQuery
-        return world, world.door.notes.begin_on_gpu("all_reduce", 7, event)
+        return world, world.dispatcher.notes.begin_on_gpu("all_reduce", 7, event)
     """
 NOT_READY = 600  # CUDA_ERROR_NOT_READY, which abs(600) is, too; abs(1 << 32) is 0, and pause gives no answer
 
 
 @pytest.mark.parametrize(
-    ("function", "event", "on_timeout", "is_told", "ends"),
+    ("function", "event", "on_timeout", "is_notified", "ends"),
     [
         ("abs", NOT_READY, "abort", True, True),
         ("abs", NOT_READY, "warn", True, False),
@@ -158,18 +158,18 @@ NOT_READY = 600  # CUDA_ERROR_NOT_READY, which abs(600) is, too; abs(1 << 32) is
     ids=["the GPU waits", "warn", "raise", "the GPU has done it", "CUDA does not answer"],
 )
 def test_cuda_is_asked_before_the_job_ends(
-    function: str, event: int, on_timeout: str, is_told: bool, ends: bool, tmp_path: Path
+    function: str, event: int, on_timeout: str, is_notified: bool, ends: bool, tmp_path: Path
 ) -> None:
     program = f"""
     world, note = noted("{function}", {event}, 2, "{on_timeout}")
     python.sleep({600 if ends else 8})
-    world.door.notes.end(note)
+    world.dispatcher.notes.end(note)
     world.destroy()
     """
     ended = run(WITH_CUDA + program, tmp_path)
     assert ended.returncode in (ENDED if ends else (0,)), ended.stderr
     assert ("the job ends with status 124" in ended.stderr) == ends
-    assert ("unfinished: all_reduce #7 of 'world' on the GPU" in ended.stderr) == is_told
+    assert ("unfinished: all_reduce #7 of 'world' on the GPU" in ended.stderr) == is_notified
 
 
 def test_what_the_program_has_taken_is_left_alone(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_what_the_program_has_taken_is_left_alone(tmp_path: Path) -> None:
         signal.signal(number, signal.SIG_DFL)
     python.sleep(7)
     assert os.pread(mine, 100, 0) == b"my data"
-    world.door.notes.end(note)
+    world.dispatcher.notes.end(note)
     world.destroy()
     """
     ended = run(WITH_CUDA + program, tmp_path)
@@ -205,7 +205,7 @@ def test_time_in_which_the_process_was_stopped_does_not_count(tmp_path: Path) ->
     pid = os.getpid()
     os.system(f"(sleep 1; kill -STOP {{pid}}; sleep 8; kill -CONT {{pid}}) &")
     python.sleep(6)
-    world.door.notes.end(note)
+    world.dispatcher.notes.end(note)
     world.destroy()
     """
     ended = run(WITH_CUDA + program, tmp_path)
@@ -228,7 +228,7 @@ def test_nobody_waits_for_the_thread_that_writes(tmp_path: Path) -> None:
     python.sleep(7)
     hc.new_group().destroy()
     os.dup2(stderr, 2)
-    world.door.notes.end(note)
+    world.dispatcher.notes.end(note)
     print("went on", flush=True)
     os.close(read)  # the thread has waited until here
     world.destroy()
@@ -254,7 +254,7 @@ def test_an_exception_of_a_signals_handler_leaves_no_note(tmp_path: Path) -> Non
         try:
             armed.append(True)
             while True:
-                world.door.notes.during("barrier", 1, int, ())
+                world.dispatcher.notes.during("barrier", 1, int, ())
         except Rings:
             rung += 1
     signal.setitimer(signal.ITIMER_REAL, 0)

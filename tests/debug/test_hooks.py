@@ -145,7 +145,7 @@ def test_durations_are_those_of_operations_after_timing_was_enabled() -> None:
     duration = receive.get_duration()
     assert 0 < duration < 60
     assert receive.get_duration() == duration
-    assert len(group.door.hooks) == 1
+    assert len(group.dispatcher.hooks) == 1
     group.destroy()
 
 

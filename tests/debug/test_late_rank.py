@@ -49,7 +49,7 @@ DOES_NOT_WAIT = {
     *("Work.abort", "Work.add_done_callback", "Work.block", "Work.cancel", "Work.finish_with", "Work.get_duration"),
     *("Work.get_future", "Work.give_up", "Work.make_progress", "Work.poll", "Work.translate_error"),
     *("PersistentWork.belong_to", "PersistentWork.group", "ProcessGroup.agree_on", "Work.waits_on_stream"),
-    *("Work.fail", "Work.group", "Work.has_ended", "Work.is_told", "Work.op_type", "Work.sequence_number"),
+    *("Work.fail", "Work.group", "Work.has_ended", "Work.is_notified", "Work.op_type", "Work.sequence_number"),
     *("RankExecutor.map", "RankExecutor.num_workers", "RankExecutor.shutdown", "RankExecutor.starmap"),
     *("RankExecutor.submit", "coalescing.wait"),
 }

@@ -109,7 +109,7 @@ def test_some_ranks_tell_the_others_of_an_irregular_group(
     monkeypatch.setattr(reports, "made_at", lambda _: "")
     for rank in ranks:
         group: Any = SimpleNamespace(
-            **{**FACTS, "ranks": ranks, "rank": rank, "size": 1024, "door": process_group.door}
+            **{**FACTS, "ranks": ranks, "rank": rank, "size": 1024, "dispatcher": process_group.dispatcher}
         )
         told += [said["ranks"]] if "ranks" in (said := reports._group(group)) else []
     assert 64 <= len(told) <= 128

@@ -715,8 +715,8 @@ def test_every_operation_in_every_form_is_let_pass(name: str, form: str, for_all
 def test_otherwise_nothing_is_compared(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPCCOMM_DEBUG", value)
     with hc.ProcessGroup.on(COMM) as group:
-        assert group.door.check is None
-        assert not group.door.hooks
+        assert group.dispatcher.check is None
+        assert not group.dispatcher.hooks
         still_works(group)
 
 

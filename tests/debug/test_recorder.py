@@ -18,7 +18,7 @@ from hpccomm.debug import Record
 from hpccomm.debug.groups_seen import key_of
 from hpccomm.debug.records import describe
 from hpccomm.debug.trace import recorder as recorders
-from hpccomm.native import room
+from hpccomm.native import fastpath
 
 from ..arrays import contiguous, strided
 
@@ -73,12 +73,12 @@ def test_the_fast_path_is_recorded_as_the_long_one_is(process_group: hc.ProcessG
     for layout in (contiguous, strided):
         with hpccomm.debug.record():
             first = process_group.sequence_number, process_group.message_number
-            fast = process_group.door.fast_path.count
+            fast = process_group.dispatcher.fast_path.count
             every_operation(layout, process_group.size, process_group.rank)
-            taken = process_group.door.fast_path.count - fast
+            taken = process_group.dispatcher.fast_path.count - fast
         if layout is contiguous:  # those in Python step aside
             begun = process_group.sequence_number - first[0]
-            assert taken == (begun if room else 0) or (process_group.size == 1 and 10 < taken < begun)
+            assert taken == (begun if fastpath else 0) or (process_group.size == 1 and 10 < taken < begun)
         found[layout] = hpccomm.debug.recorded()
         numbers = [each.number for each in found[layout] if each.tag is None]
         assert numbers == list(range(first[0] + 1, process_group.sequence_number + 1))
@@ -288,10 +288,10 @@ def test_a_second_recording_leaves_the_first_one_alone() -> None:
 
 def test_only_the_compiled_fast_path_is_taken_while_operations_are_recorded(process_group: hc.ProcessGroup) -> None:
     hc.barrier()
-    before = process_group.door.fast
+    before = process_group.dispatcher.fast
     with hpccomm.debug.record():
-        assert (process_group.door.fast is before) == (room is not None)
-    assert process_group.door.fast is before
+        assert (process_group.dispatcher.fast is before) == (fastpath is not None)
+    assert process_group.dispatcher.fast is before
 
 
 def test_a_recording_is_as_long_as_it_is_asked_to_be() -> None:
@@ -304,7 +304,7 @@ def test_a_recording_is_as_long_as_it_is_asked_to_be() -> None:
     assert names == ["barrier"] * 4000 + ["all_reduce"] * 10
 
 
-@pytest.mark.skipif(room is None, reason="without the compiled room")
+@pytest.mark.skipif(fastpath is None, reason="without the compiled extension")
 def test_the_last_collectives_are_in_a_report_without_a_recording(process_group: hc.ProcessGroup) -> None:
     for _ in range(2):  # the first array of a dtype, in a process, goes through the checks
         hc.broadcast(np.zeros(3, np.float32), process_group.size - 1)
@@ -333,7 +333,7 @@ def test_what_was_in_flight_at_the_end_of_the_recording_ends_in_it(process_group
     assert record.begin <= record.end
 
 
-@pytest.mark.parametrize("is_fast", [True, False], ids=["the fast path", "the door"])
+@pytest.mark.parametrize("is_fast", [True, False], ids=["the fast path", "the dispatcher"])
 def test_a_recording_forgets_groups_that_have_gone_and_have_no_records(is_fast: bool) -> None:
     with hpccomm.debug.record(size=4):
         recorder = recorders.recorder()

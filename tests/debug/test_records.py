@@ -30,7 +30,7 @@ class Tensor:
 def test_a_tensor_whose_size_is_a_method(process_group: hc.ProcessGroup) -> None:
     work = hc.all_reduce(np.ones(1), group=process_group, async_op=True)
     work.wait()
-    work.flight = work.flight._replace(result=Tensor())
+    work.info = work.info._replace(result=Tensor())
     record = stacks.record_of(work)
     assert (record.dtype, record.count, record.nbytes) == ("float16", 12, 24)
 

@@ -503,7 +503,7 @@ def test_small_operations_that_were_the_same_are_not_told_of() -> None:
     reports.append(with_past(report(1, 3, is_in("recv", 1, peer=0, op="")), *map(small, (1, 2, 3))))
     reports[2]["groups"]["w"]["collectives"] = 3
     assert "wait for each other" in text(verdict(reports, 3))
-    reports[2]["groups"]["w"]["recent"] = []  # without the room only the number is known
+    reports[2]["groups"]["w"]["recent"] = []  # without the extension only the number is known
     assert "wait for each other" in text(verdict(reports, 3))
 
 

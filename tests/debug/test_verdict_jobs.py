@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpccomm.native import room
+from hpccomm.native import fastpath
 
 from ..launch import launch
 
@@ -41,7 +41,7 @@ PROGRAM = """
         pytest.param(
             "hc.barrier(); hc.all_reduce(small, 'bor' if other else 'band'); other and hc.recv(small, 0)",
             r"rank 1 has called all_reduce \(4 int64, BOR\)",
-            marks=pytest.mark.skipif(room is None, reason="without the compiled room"),
+            marks=pytest.mark.skipif(fastpath is None, reason="without the compiled extension"),
         ),
         ("hc.new_group([0]) if other else hc.new_group([0, 1])", r"rank 1 new_group \(ranks 0\)"),
     ],

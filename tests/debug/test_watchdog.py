@@ -642,7 +642,7 @@ def test_a_gpu_is_asked_whether_it_is_busy(process_group: hc.ProcessGroup) -> No
         is_done = False
 
     work = OnTheGPU()
-    process_group.door.follow(work, "all_reduce", 1, np.ones(3))
+    process_group.dispatcher.follow(work, "all_reduce", 1, np.ones(3))
     try:
         (call,) = in_flight()
         assert (call.record.name, call.record.nbytes, call.work()) == ("all_reduce", 24, work)

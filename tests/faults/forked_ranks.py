@@ -25,7 +25,7 @@ class ForkedRank(hc.ProcessGroup):
         super().__init__(rank, len(nodes), nodes=tuple(nodes))
         self._sockets = sockets
         self.async_saves = SimpleNamespace(own=self, finish=lambda: None)
-        # on the object: those of the class would pass the door, to MPI
+        # on the object: those of the class would pass the dispatcher, to MPI
         here: Any = self
         here.all_gather_object = self._all_gather_object
         here.isend, here.irecv = self._isend, self._irecv

@@ -27,7 +27,7 @@ from tests.arrays import LAYOUTS, reductions_of, values
 from tests.calls import CALLS, On
 from tests.matrix.cases import OVERLAPS, in_one_memory
 
-if native.room is not None:
+if native.fastpath is not None:
     from hpccomm.mpi import compiled
 
 DTYPES = [np.dtype(code) for code in "?bBhHiIqQefdFD"]
@@ -431,7 +431,7 @@ def main() -> None:
     if arguments.falsify:
         hc.all_reduce = falsified(hc.all_reduce)
     for seed in range(arguments.seed, arguments.seed + arguments.seeds):
-        if native.room is not None:
+        if native.fastpath is not None:
             compiled.LARGEST_SLOT = SLOTS[seed % len(SLOTS)]
         world = hc.init_process_group()
         again = f"mpiexec -n {world.size} python {sys.argv[0]} --seed {seed} --operations {arguments.operations}"

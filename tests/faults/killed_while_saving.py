@@ -103,7 +103,7 @@ class Alone(hc.ProcessGroup):
 
     def __init__(self) -> None:
         super().__init__(0, 1)
-        self.all_gather_object: Any = self._hand_back  # on the object: one of the class would pass the door, to MPI
+        self.all_gather_object: Any = self._hand_back  # the dispatcher would call one of the class
 
     def _hand_back(self, object_list: list[Any], obj: Any) -> None:
         object_list[:] = [obj]

@@ -239,7 +239,7 @@ for turn in range({times}):
     {step}
 assert used()[0] < mib + 2, (mib, used())
 assert settled(lambda: used()[1] <= files)  # the watchdog has more open for a moment
-assert len(world.door.in_flight) == len(world.children) == 0
+assert len(world.dispatcher.in_flight) == len(world.children) == 0
 """
 GROUPS = """
     group = hc.new_group()

@@ -112,9 +112,9 @@ WAITS = {
         try:
             small.start()
         finally:
-            from hpccomm.debug.past import past
-            place = hc.GroupMember.WORLD.door.fast_path.place
-            assert [*past({place: ("", "")}).values()][-1].state == "failed"
+            from hpccomm.debug.ring import ring_records
+            place = hc.GroupMember.WORLD.dispatcher.fast_path.place
+            assert [*ring_records({place: ("", "")}).values()][-1].state == "failed"
         """,
         "small = hc.all_reduce_init(np.ones(8))\n",
     ),

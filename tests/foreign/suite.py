@@ -128,7 +128,7 @@ class Job:
             if raises.returncode == 124 or not re.search(program.end, raises.stderr + raises.stdout):
                 wrong.append(f"one raises: {raises.returncode} {raises.stderr[-2000:]}")
             row["verdict"] = self._verdict(program, ranks, file, wrong) if program.verdict else ""
-        return self._told(row, wrong)
+        return self._reported(row, wrong)
 
     def _verdict(self, program: Program, ranks: int, file: Path, wrong: list[str]) -> str:
         """Return what is said where rank 1 never comes back."""
@@ -188,9 +188,9 @@ class Job:
                 for options, outcome in reversed(list(zip(("", " --accelerate", " --detail"), with_it, strict=True)))
                 for each in compared(without, outcome, ranks, row)
             ]
-        return self._told(row, wrong + ["on other numbers of ranks"] * others_differ)
+        return self._reported(row, wrong + ["on other numbers of ranks"] * others_differ)
 
-    def _told(self, row: Row, wrong: list[str]) -> Row:
+    def _reported(self, row: Row, wrong: list[str]) -> Row:
         row["is_right"] = not wrong
         print("ok   " if row["is_right"] else "WRONG", row["program"], row["version"], row["mpi"], row["tests"])
         for each in wrong:

@@ -125,7 +125,7 @@ def test_the_ranks_have_to_be_connected_and_a_group_may_end_in_a_block(machine: 
         hc.all_reduce(rank_plus_one(2))
         with group.nccl_config(max_ctas=1):
             assert group.nccl_handle > 0
-            group.door.backends["cuda"].abort()
+            group.dispatcher.backends["cuda"].abort()
             with pytest.raises(hc.DistBackendError, match="the program has aborted"):
                 hc.all_reduce(rank_plus_one(2))
 
@@ -134,7 +134,7 @@ def test_an_older_nccl_is_refused(machine: Any, monkeypatch: pytest.MonkeyPatch)
     machine.version = 23000
     with hc.init_process_group(**GPU) as group:
         if gpus.IS_BINDINGS:
-            library = group.door.backends["cuda"]._nccl.library
+            library = group.dispatcher.backends["cuda"]._nccl.library
             monkeypatch.delitem(library._functions, "ncclAllReduceConfig")
         text = r"^this version of NCCL does not have ncclAllReduceConfig; install a newer one"
         with pytest.raises(hc.DistBackendError, match=text), group.nccl_config(max_ctas=1):

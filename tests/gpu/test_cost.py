@@ -49,7 +49,7 @@ def calls(array: Any, process_group: hc.ProcessGroup, monkeypatch: pytest.Monkey
 
         return call
 
-    backend: Any = process_group.door.backends["cuda"]
+    backend: Any = process_group.dispatcher.backends["cuda"]
     halves = (seam.runtime(), seam.Runtime), (seam.nccl(), seam.NCCL), (backend._connection.comm, seam.Communicator)
     for provided, protocol in halves:
         for name, function in vars(protocol).items():

@@ -248,7 +248,7 @@ def test_operations_are_numbered_with_all_others(process_group: hc.ProcessGroup,
     work = hc.broadcast(on.one, 0, async_op=True)
     assert (work.sequence_number, process_group.sequence_number) == (before + 4, before + 4)
     work.wait()
-    *_, third, fourth = process_group.door.recent
+    *_, third, fourth = process_group.dispatcher.recent
     assert third == (before + 3, "all_reduce", np.float32, 8)
     assert fourth == (before + 4, "broadcast", np.float32, 16)
     assert len(plans) == 1

@@ -203,7 +203,7 @@ def test_one_message_for_each_neighbour_and_one_group_of_calls(
 
 def test_many_parts_go_in_one_message(process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     me, size = process_group.rank, process_group.size
-    backend = process_group.door.backends["cuda"]
+    backend = process_group.dispatcher.backends["cuda"]
     sent = [gpus.array(np.full(1, 1000.0 * me + i)) for i in range(700)]
     received = [gpus.array(np.zeros(1)) for _ in sent]
     sends, receives = [((me + 1) % size, each) for each in sent], [((me - 1) % size, each) for each in received]

@@ -104,7 +104,7 @@ def test_the_gpu_of_the_array_need_not_be_the_current_one(machine: Any, monkeypa
     machine.devices, machine.device = 2, 0
     with hc.init_process_group() as group:
         hc.all_reduce(gpus.array(np.ones(4, np.float32), device=1))
-        backend: Any = group.door.backends["cuda"]
+        backend: Any = group.dispatcher.backends["cuda"]
         assert backend._intra_node._is_usable
 
 
@@ -198,7 +198,7 @@ def test_what_it_uses_is_kept_without_the_work(machine: Any, monkeypatch: pytest
         hc.all_reduce(gpus.array(np.ones(4, np.float32)))  # the connection is there
         machine.held = True
         hc.all_reduce(gpus.array(np.ones(4, np.float32)), async_op=True)
-        group.door.in_flight.clear()  # as where an abort has failed
+        group.dispatcher.in_flight.clear()  # as where an abort has failed
         gc.collect()
         machine.held = False
         assert not machine.races  # the memory would have been used again
@@ -240,7 +240,7 @@ def test_ranks_that_share_a_gpu_can_sum_by_way_of_the_host(machine: Any, monkeyp
         if isinstance(half, hc.ProcessGroup):
             hc.all_reduce(array, group=half)
             assert gpus.values(array)[0] == 2 * SIZE
-        assert group.door.backends["cuda"]._connection.failure is None
+        assert group.dispatcher.backends["cuda"]._connection.failure is None
     assert "connect" not in machine.calls
 
 
@@ -299,7 +299,7 @@ def test_after_a_failure_destroy_does_not_wait_for_the_others(machine: Any, monk
     monkeypatch.setenv("HPCCOMM_INTRA_NODE", "1")
     with hc.init_process_group() as group:
         hc.all_reduce(gpus.array(np.ones(4, np.float32)))
-        backend = group.door.backends.pop("cuda")
+        backend = group.dispatcher.backends.pop("cuda")
         backend._connection.fail("ncclRemoteError (6)")
         if RANK == 0:  # alone
             backend.close()

@@ -22,7 +22,7 @@ def dog(monkeypatch: pytest.MonkeyPatch, process_group: hc.ProcessGroup) -> None
     hc.all_reduce(gpus.array(np.ones(1)))
     monkeypatch.setattr(watchdog, "_gpu_is_busy", lambda work: not work.poll())
     monkeypatch.setattr(last_operation.LastOperation, "due", 0.0)
-    process_group.door.backends["cuda"].last_on_gpu.due = 0.0  # another test may have set it far ahead
+    process_group.dispatcher.backends["cuda"].last_on_gpu.due = 0.0  # another test may have set it far ahead
     monkeypatch.setattr(last_operation, "PERIOD", 0.0)
 
 
@@ -85,7 +85,7 @@ def test_so_is_a_message(dog: None, machine: Any, process_group: hc.ProcessGroup
 @pytest.mark.usefixtures("dog", "machine")
 def test_what_is_captured_is_not_marked(process_group: hc.ProcessGroup) -> None:
     array = gpus.array(np.ones(3))
-    last: Any = process_group.door.backends["cuda"].last_on_gpu
+    last: Any = process_group.dispatcher.backends["cuda"].last_on_gpu
     assert last.poll()
     with gpus.captured() as graph:
         hc.all_reduce(array)
@@ -109,7 +109,7 @@ def test_the_event_of_a_group_that_is_gone_is_another_groups(machine: Any, dog: 
     for _ in range(3):
         group = hc.new_group()
         hc.all_reduce(array, group=group)
-        last: Any = group.door.backends["cuda"].last_on_gpu
+        last: Any = group.dispatcher.backends["cuda"].last_on_gpu
         events.add(last._event)
         group.destroy()
         assert last.poll()

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("no_world_left")
 def test_nothing_is_connected_before_the_first_gpu_array(machine: Any) -> None:
     with hc.init_process_group() as group:
         hc.all_reduce(np.ones(1))
-        assert "cuda" not in group.door.backends
+        assert "cuda" not in group.dispatcher.backends
         hc.all_reduce(gpus.array(np.ones(1)))
         assert machine.calls.count("connect") == 1
         hc.all_reduce(gpus.array(np.ones(1)))
@@ -161,7 +161,7 @@ def test_mig_instances_are_explained(machine: Any, monkeypatch: pytest.MonkeyPat
 def test_without_an_array_the_ranks_of_a_node_take_turns(two_gpus: Any) -> None:
     with hc.init_process_group("nccl") as group:
         hc.barrier()
-        assert group.door.backends["cuda"]._connection.device == hc.get_local_rank() % 2
+        assert group.dispatcher.backends["cuda"]._connection.device == hc.get_local_rank() % 2
 
 
 def test_no_context_is_made_on_a_gpu_of_another_rank(machine: Any) -> None:
@@ -332,7 +332,7 @@ def test_what_is_done_is_let_go(blocking_wait: bool, monkeypatch: pytest.MonkeyP
                 finish(hc.all_reduce(array, async_op=True))
             gpus.values(array)  # the host waits
         hc.all_reduce(array, async_op=True).synchronize()
-        nccl = group.door.backends["cuda"]._connection
+        nccl = group.dispatcher.backends["cuda"]._connection
         assert len(nccl._in_flight) <= 1  # what a wait has only put on a stream
         assert len(nccl._events) <= 4  # of 13 operations: three were in flight at once, and one has ended meanwhile
         gpus.values(array)
@@ -343,10 +343,10 @@ def test_destroy_of_a_communicator_that_does_not_end(machine: Any, monkeypatch: 
     hc.all_reduce(gpus.array(np.ones(1)))
     machine.held = True
     with pytest.raises(hc.DistTimeoutError, match=r"could not be destroyed within 0.2 s, and was given up"):
-        group.door.backends["cuda"].close()
+        group.dispatcher.backends["cuda"].close()
     machine.held = False
     assert "abort" in machine.calls
-    group.door.backends.pop("cuda")
+    group.dispatcher.backends.pop("cuda")
 
 
 def test_asynchronous_errors_reach_the_work_and_the_group(machine: Any) -> None:
@@ -374,7 +374,7 @@ def test_wait_raises_an_asynchronous_error(machine: Any) -> None:
     with hc.init_process_group() as group:
         machine.held = True
         work = hc.all_reduce(gpus.array(np.ones(1)), async_op=True)
-        group.door.backends["cuda"]._connection.fail("ncclSystemError (2)")
+        group.dispatcher.backends["cuda"]._connection.fail("ncclSystemError (2)")
         with pytest.raises(hc.DistBackendError, match=r"NCCL reports ncclSystemError \(2\)"):
             work.wait()
         machine.held = False
@@ -387,7 +387,7 @@ def test_a_failure_of_a_persistent_operation(machine: Any, end: Callable[[hc.Per
         reduction = hc.all_reduce_init(array)
         machine.held = True
         reduction.start()
-        group.door.backends["cuda"]._connection.fail("ncclSystemError (2)")
+        group.dispatcher.backends["cuda"]._connection.fail("ncclSystemError (2)")
         with pytest.raises(hc.DistBackendError, match=r"ncclSystemError \(2\)"):
             end(reduction)
         with pytest.raises(hc.DistBackendError, match=r"NCCL reports ncclSystemError \(2\); the group's"):
@@ -424,7 +424,7 @@ def test_what_could_not_be_aborted_is_kept(machine: Any, monkeypatch: pytest.Mon
     with hc.init_process_group() as group:
         array = gpus.array(np.ones(4))
         hc.all_reduce(array)
-        nccl = group.door.backends["cuda"]._connection
+        nccl = group.dispatcher.backends["cuda"]._connection
         machine.held = True
         work = hc.all_reduce(array, async_op=True)
         monkeypatch.setattr(nccl.comm, "abort", ends.wait, raising=False)
@@ -441,7 +441,7 @@ def test_what_could_not_be_aborted_is_kept(machine: Any, monkeypatch: pytest.Mon
 def test_no_thread_is_inside_nccl_when_it_is_aborted(machine: Any) -> None:
     with hc.init_process_group() as group:
         hc.all_reduce(gpus.array(np.ones(4)))
-        nccl = group.door.backends["cuda"]._connection
+        nccl = group.dispatcher.backends["cuda"]._connection
         machine.calls.clear()
         with nccl._calling:  # as this thread has it while it calls NCCL
             failing = threading.Thread(target=nccl.fail, args=("ncclRemoteError (6)",))
@@ -456,7 +456,7 @@ def test_no_thread_is_inside_nccl_when_it_is_aborted(machine: Any) -> None:
 def test_an_error_is_seen_while_a_thread_waits_in_a_call_of_another_group(machine: Any) -> None:
     with hc.init_process_group() as group:
         hc.all_reduce(gpus.array(np.ones(4)))
-        nccl = group.door.backends["cuda"]._connection
+        nccl = group.dispatcher.backends["cuda"]._connection
         with plan.ISSUING:  # as another thread has it in a first message of another group
             machine.async_error = "ncclRemoteError (6): a rank is gone"
             until(lambda: nccl.ended_by, "end of the group")
@@ -470,7 +470,7 @@ def test_no_call_is_made_on_an_aborted_communicator(machine: Any, monkeypatch: p
     with hc.init_process_group() as group:
         array = gpus.array(np.ones(4), layout)
         hc.all_reduce(array)
-        nccl = group.door.backends["cuda"]._connection
+        nccl = group.dispatcher.backends["cuda"]._connection
         ordered_stream = nccl._ordered_stream
 
         def fails_meanwhile(current: int, async_op: bool) -> int:

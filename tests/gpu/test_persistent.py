@@ -81,7 +81,7 @@ def test_a_cuda_graph_replays_it(
 ) -> None:
     array = gpus.array(np.zeros(6), LAYOUTS[layout])
     hc.all_reduce(array)
-    connection = process_group.door.backends["cuda"]._connection
+    connection = process_group.dispatcher.backends["cuda"]._connection
     monkeypatch.setattr(connection, "_wait_blocks", blocking_wait)
     factor = 0.5 if op.factor else 1.0
     with hc.all_reduce_init(array, op) as reduction:
@@ -169,7 +169,7 @@ def test_what_is_freed_in_flight_lives_until_it_is_done(
         reduction.wait()  # which is all that the other stream does
     reduction.free()
     del reduction
-    process_group.door.in_flight.clear()  # as where ranks have failed
+    process_group.dispatcher.in_flight.clear()  # as where ranks have failed
     gc.collect()
     races = list(machine.races)  # if the memory is used again
     machine.held = False

@@ -145,7 +145,7 @@ def test_a_batch_that_fails_closes_its_group(process_group: hc.ProcessGroup, mac
             ]
         )
     assert machine.depth == 0
-    assert all(work.wait(30) for work in list(process_group.door.in_flight))  # the first two have been launched
+    assert all(work.wait(30) for work in list(process_group.dispatcher.in_flight))  # the first two have been launched
     hc.sendrecv(array, to, output, source)
     assert_same(gpus.values(output), np.zeros(2))
 

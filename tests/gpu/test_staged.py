@@ -66,7 +66,7 @@ def test_copies_and_messages_overlap(machine: Any, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("HPCCOMM_CUDA_AWARE", "0")
     with hc.init_process_group("cpu:mpi,cuda:mpi") as group:
         hc.all_reduce(gpus.array(np.ones(1)))
-        host = group.door.backends["cuda"]._host
+        host = group.dispatcher.backends["cuda"]._host
         original = host.all_reduce
         monkeypatch.setattr(host, "all_reduce", lambda *args: machine.calls.append("message") or original(*args))
         array = gpus.array(np.ones(4 * 8))
@@ -109,7 +109,7 @@ def test_arrays_that_a_cuda_aware_mpi_uses_live_until_it_is_done(
     monkeypatch.setenv("HPCCOMM_CUDA_AWARE", "1")
     with hc.init_process_group("cpu:mpi,cuda:mpi") as group:
         hc.all_reduce(gpus.array(np.ones(1)))
-        backend = group.door.backends["cuda"]
+        backend = group.dispatcher.backends["cuda"]
         works = [
             backend.recv(gpus.array(np.zeros(1000), layout), (group.rank - 1) % group.size, 0, True),
             backend.send(gpus.array(np.ones(1000), layout), (group.rank + 1) % group.size, 0, True),

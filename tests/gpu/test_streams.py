@@ -267,7 +267,7 @@ def test_messages_of_the_host_go_on_while_it_waits_for_the_gpu(
         machine.held = True
         with hc.coalescing(group, async_ops=True) if wait == "a block" else nullcontext() as block:
             work = hc.all_reduce(array, group=group, async_op=block is None)
-        (group if wait == "destroy" else process_group).door.follow(Message(), "send", 1, np.ones(3), 0, 0)
+        (group if wait == "destroy" else process_group).dispatcher.follow(Message(), "send", 1, np.ones(3), 0, 0)
         giving_up.start()
         found = WAITS[wait](work, group, array, block)
         assert wait != "wait_any" or found == 1
@@ -296,7 +296,7 @@ def test_calls_that_block_the_host_can_be_captured(
 ) -> None:
     array = gpus.array(np.ones(3))
     hc.all_reduce(array)
-    backend: Any = process_group.door.backends["cuda"]
+    backend: Any = process_group.dispatcher.backends["cuda"]
     monkeypatch.setattr(backend._connection, "_wait_blocks", True)  # HPCCOMM_BLOCKING_WAIT=1
     with gpus.captured() as graph:
         hc.all_reduce(array)
@@ -402,7 +402,7 @@ def in_sequence(group: hc.ProcessGroup, sequence: tuple[str, ...], array: Any) -
             else:
                 on = gpus.array(np.ones(3)) if "another array" in how else array
                 hc.all_reduce(on, async_op="async" in how)
-        streams.append(current if "blocking" in how else group.door.backends["cuda"]._connection.stream)
+        streams.append(current if "blocking" in how else group.dispatcher.backends["cuda"]._connection.stream)
     return streams[0], streams[-1]
 
 
@@ -556,8 +556,8 @@ def test_arrays_of_a_dropped_work_live_until_it_is_done(process_group: hc.Proces
         assert not machine.races  # the memory would have been used again
         machine.held = False
         hc.all_reduce(gpus.array(np.ones(1)), async_op=True).synchronize()
-    process_group.door.reap()
-    assert not process_group.door.in_flight
+    process_group.dispatcher.reap()
+    assert not process_group.dispatcher.in_flight
 
 
 @pytest.mark.parametrize("layout", [np.array, strided])
@@ -579,7 +579,7 @@ def test_what_nccl_uses_is_kept_without_the_work(
     else:
         operate(name, process_group, array, output)
     del array, output
-    process_group.door.in_flight.clear()
+    process_group.dispatcher.in_flight.clear()
     gc.collect()
     races = list(machine.races)  # if the memory is used again
     machine.held = False
@@ -605,8 +605,8 @@ def test_arrays_that_the_stream_of_the_call_waits_for_are_the_programs_alone(
         assert alive() is None
         assert not machine.races
         machine.held = False
-    process_group.door.reap()
-    assert not process_group.door.in_flight
+    process_group.dispatcher.reap()
+    assert not process_group.dispatcher.in_flight
 
 
 def test_arrays_that_another_stream_waits_for_are_kept(machine: Any) -> None:
@@ -645,8 +645,8 @@ def test_a_work_that_a_stream_waits_for_goes_on_as_before(process_group: hc.Proc
             finish(work)
         assert work.is_success()
         assert work.sequence_number == number
-    process_group.door.reap()
-    assert not process_group.door.in_flight
+    process_group.dispatcher.reap()
+    assert not process_group.dispatcher.in_flight
 
 
 def test_whose_wait_makes_a_stream_wait(process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -674,16 +674,16 @@ def test_what_a_coalescing_block_has_started_is_let_go(process_group: hc.Process
     gc.collect()
     assert [each() for each in alive] == [None, None]
     hc.all_reduce(gpus.array(np.ones(1)), async_op=True).synchronize()
-    process_group.door.reap()
-    assert not process_group.door.in_flight
+    process_group.dispatcher.reap()
+    assert not process_group.dispatcher.in_flight
 
 
 def test_a_dropped_array_without_its_work_is_a_race(machine: Any) -> None:
     """The counterpart of the test above: the stand-in does see it."""
     machine.held = True
     work = hc.all_reduce(gpus.array(np.ones(1000)), async_op=True)
-    work.flight = work.flight._replace(result=None)
-    work.group.door.backends["cuda"]._connection._in_flight.clear()
+    work.info = work.info._replace(result=None)
+    work.group.dispatcher.backends["cuda"]._connection._in_flight.clear()
     gc.collect()
     races, machine.races = machine.races, []
     assert any(race.startswith("the reuse of dropped memory") for race in races)

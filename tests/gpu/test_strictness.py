@@ -154,7 +154,7 @@ def test_threads_of_hpccomms_do_not_end_captures(
 def test_who_takes_groups_in_another_order_than_the_other_rank_connects_with_nobody(
     process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpccomm.core.door._order_of", lambda door: 0)
+    monkeypatch.setattr("hpccomm.core.dispatcher._order_of", lambda dispatcher: 0)
     groups = [hc.new_group(on_timeout="raise", timeout=2) for _ in range(2)]
     for group in groups:
         hc.all_reduce(gpus.array(np.ones(1)), group=group)
@@ -165,8 +165,8 @@ def test_who_takes_groups_in_another_order_than_the_other_rank_connects_with_nob
         with pytest.raises(hc.DistTimeoutError, match="NCCL has not connected"):
             hc.batch_isend_irecv([received, hc.P2POp(hc.isend, array, peer, second)])
     for group in groups:
-        group.door.backends["cuda"].abort()
-        group.door.in_flight.clear()
+        group.dispatcher.backends["cuda"].abort()
+        group.dispatcher.in_flight.clear()
     hc.barrier()
 
 

@@ -56,7 +56,7 @@ def test_memory_is_freed_with_the_group_unless_an_array_is_there(machine: Any) -
 def test_memory_is_kept_where_nccl_has_failed(machine: Any) -> None:
     group = hc.init_process_group(**GPU)
     address = hc.empty_symmetric(4).data.ptr
-    group.door.backends["cuda"].abort()
+    group.dispatcher.backends["cuda"].abort()
     hc.destroy_process_group()
     assert address in machine.symmetric
 
@@ -144,7 +144,7 @@ def test_there_is_no_handle_before_and_after() -> None:
         hc.barrier()
         hc.all_reduce(gpus.array(np.ones(1)))
         assert group.nccl_handle > 0
-        group.door.backends["cuda"].abort()
+        group.dispatcher.backends["cuda"].abort()
         with pytest.raises(hc.DistBackendError, match="NCCL reports"):
             _ = group.nccl_handle
     with pytest.raises(hc.DistError, match="has been destroyed"):

@@ -91,7 +91,7 @@ def test_a_rank_that_does_not_connect() -> None:
 def test_a_first_collective_that_one_rank_does_not_make(async_op: bool, machine: Any) -> None:
     with hc.init_process_group(on_timeout="raise", timeout=60):
         group = hc.new_group(timeout=2)
-        group.door.backends["cuda"]._connect(gpus.own())
+        group.dispatcher.backends["cuda"]._connect(gpus.own())
         array = gpus.array(np.ones(1))
         if RANK == 0:
             with pytest.raises(
@@ -103,7 +103,7 @@ def test_a_first_collective_that_one_rank_does_not_make(async_op: bool, machine:
             with pytest.raises(hc.DistBackendError, match=r"no end of a call: .*have been ended, and it takes no more"):
                 hc.all_reduce(array, group=group)
         else:
-            group.door.backends["cuda"].abort()
+            group.dispatcher.backends["cuda"].abort()
         hc.barrier()
 
 
@@ -117,7 +117,7 @@ def test_a_later_collective_for_which_nccl_connects_again_and_one_rank_does_not_
             with pytest.raises(hc.DistTimeoutError, match=r"all_reduce: NCCL has not connected the ranks within 2 s"):
                 hc.all_reduce(array, group=group)
         else:
-            group.door.backends["cuda"].abort()
+            group.dispatcher.backends["cuda"].abort()
         hc.barrier()
 
 
@@ -141,7 +141,7 @@ def test_a_first_message_that_nobody_takes(monkeypatch: pytest.MonkeyPatch) -> N
                 hc.isend(array, 1, group=group)
             assert judged == [True]  # by the watchdog: it ends by itself, however long the abort takes
         else:
-            group.door.backends["cuda"].abort()
+            group.dispatcher.backends["cuda"].abort()
         hc.barrier()
 
 
@@ -187,8 +187,8 @@ def test_groups_whose_ranks_have_them_in_different_orders_in_a_batch() -> None:
 def test_a_failure_ends_the_waiting(machine: Any) -> None:
     with hc.init_process_group(on_timeout="raise", timeout=60):
         group = hc.new_group()
-        group.door.backends["cuda"]._connect(gpus.own())
-        nccl = group.door.backends["cuda"]._connection
+        group.dispatcher.backends["cuda"]._connect(gpus.own())
+        nccl = group.dispatcher.backends["cuda"]._connection
         if RANK == 0:
             failing = threading.Timer(0.2, nccl.fail, args=("ncclRemoteError (6)",))
             failing.start()

@@ -1,7 +1,7 @@
 """Every operation in every form on every kind of group, with good arguments and with each bad one.
 
 What comes out is right, or there is one clear error on the rank that made the mistake, nothing is sent, and the next
-operation works. Each is one operation at the door: one sequence number, one begin and one end.
+operation works. Each is one operation at the dispatcher: one sequence number, one begin and one end.
 """
 
 from __future__ import annotations
@@ -284,7 +284,7 @@ def test_a_bad_argument_is_one_clear_error_and_nothing_is_sent(name: str, form: 
     untouched = READ_ONLY.copy()
     for what, arguments, given in bad_calls(name, group):
         options = dict(given, group=group)
-        before, in_flight = numbers(group), len(group.door.in_flight)
+        before, in_flight = numbers(group), len(group.dispatcher.in_flight)
         if form == "async" and name not in MESSAGES:
             options["async_op"] = True
         with pytest.raises((TypeError, ValueError)) as caught:  # noqa: PT012
@@ -300,7 +300,7 @@ def test_a_bad_argument_is_one_clear_error_and_nothing_is_sent(name: str, form: 
         said = name.removesuffix("_sparse"), MESSAGES.get(name, name)
         assert text.startswith((*said, "batch_isend_irecv")), (what, text)
         assert f"(rank {hc.get_rank()})" in text, (what, text)
-        assert (numbers(group), len(group.door.in_flight)) == (before, in_flight), what
+        assert (numbers(group), len(group.dispatcher.in_flight)) == (before, in_flight), what
     assert np.array_equal(untouched, READ_ONLY)
     still_works(group)
 

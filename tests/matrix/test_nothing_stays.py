@@ -190,7 +190,7 @@ class Walk:
 
     def forgets_everything(self) -> bool:
         if self.form == "dropped":  # up to 64 MiB of these may be kept: the group looks when there are so many
-            self.group.door.reap()
+            self.group.dispatcher.reap()
         return all(each() is None for each in self.arrays)
 
 

@@ -19,7 +19,7 @@ import hpccomm as hc
 from hpccomm.core.backend import Backend
 from hpccomm.mpi import shared_memory
 from hpccomm.mpi.communication_thread import ThreadWork
-from hpccomm.native import room
+from hpccomm.native import fastpath
 from hpccomm.process.tuning import Tuning
 
 from ..arrays import LAYOUTS, REDUCTIONS, assert_same, reduced, reductions_of, values
@@ -123,17 +123,17 @@ def test_a_work_that_is_dropped_goes_on_and_lets_go_of_its_arrays(group: hc.Proc
     array_again = np.frombuffer(alive())  # type: ignore[arg-type]
     del array
     group.barrier()
-    for work in list(group.door.in_flight):
+    for work in list(group.dispatcher.in_flight):
         work.wait()
     assert (array_again == group.size).all()
     del array_again, work
-    group.door.reap()
+    group.dispatcher.reap()
     gc.collect()
     assert alive() is None
 
 
 def test_what_goes_wrong_is_raised_by_wait(group: hc.ProcessGroup) -> None:
-    backend: Any = group.door.backends["cpu"]
+    backend: Any = group.dispatcher.backends["cpu"]
     work = backend._thread.launch("all_reduce", np.ones(10), "no operation")  # the checks would not let it through
     with pytest.raises(AttributeError):
         work.wait()
@@ -154,7 +154,7 @@ def test_errors_of_mpi_are_explained() -> None:
 
 def test_a_thread_that_can_not_be_set_up_fails_its_operations(process_group: hc.ProcessGroup) -> None:
     group = hc.new_group()
-    backend: Any = group.door.backends["cpu"]  # type: ignore[union-attr]
+    backend: Any = group.dispatcher.backends["cpu"]  # type: ignore[union-attr]
 
     def make(comm: Any) -> Any:
         comm.Free()
@@ -191,7 +191,7 @@ def test_destroying_the_group_ends_its_thread(process_group: hc.ProcessGroup) ->
 
 
 def thread_memory(group: hc.ProcessGroup) -> Any:
-    return group.door.backends["cpu"]._thread._backend.fast_path._memory
+    return group.dispatcher.backends["cpu"]._thread._backend.fast_path._memory
 
 
 def maps() -> list[str]:
@@ -199,10 +199,10 @@ def maps() -> list[str]:
     return [line for line in Path("/proc/self/maps").read_text().splitlines() if "/hpccomm-thread-" in line]
 
 
-needs_room = pytest.mark.skipif(room is None, reason="without the compiled extension MPI does them")
+needs_extension = pytest.mark.skipif(fastpath is None, reason="without the compiled extension MPI does them")
 
 
-@needs_room
+@needs_extension
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("form", ["async", "persistent"])
 def test_the_thread_has_memory_of_the_node_whose_file_has_no_name_and_goes_with_the_group(
@@ -227,7 +227,7 @@ def test_the_thread_has_memory_of_the_node_whose_file_has_no_name_and_goes_with_
     assert len(maps()) == before
 
 
-@needs_room
+@needs_extension
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("lacks", ["free memory", "files of that size", "the file"])
 @pytest.mark.parametrize("who", [0, -1])

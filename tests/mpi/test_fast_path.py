@@ -15,7 +15,7 @@ from mpi4py import MPI
 import hpccomm as hc
 from hpccomm.core.backend import FastPath
 from hpccomm.debug.watchdog import Watchdog
-from hpccomm.native import room
+from hpccomm.native import fastpath
 
 from ..arrays import contiguous, strided
 
@@ -104,14 +104,14 @@ def test_ranks_on_the_fast_and_on_the_long_path_meet(process_group: hc.ProcessGr
 
 
 @every_call
-@pytest.mark.skipif(room is None, reason="the fast path is compiled")
+@pytest.mark.skipif(fastpath is None, reason="the fast path is compiled")
 def test_contiguous_arrays_take_the_fast_path(
     process_group: hc.ProcessGroup, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if name == "send_and_recv" and process_group.size == 1:
         pytest.skip("one rank has nobody to send to")
     hc.barrier()  # makes the backend
-    fast, taken = process_group.door.fast, []
+    fast, taken = process_group.dispatcher.fast, []
 
     class Watched(FastPath):
         def __getattribute__(self, operation: str) -> Any:
@@ -122,7 +122,7 @@ def test_contiguous_arrays_take_the_fast_path(
 
             return call
 
-    monkeypatch.setattr(process_group.door, "fast", Watched())
+    monkeypatch.setattr(process_group.dispatcher, "fast", Watched())
     RANKS_OF_CALL[name](contiguous, process_group.size, process_group.rank)
     uninvolved = name == "send_and_recv" and process_group.rank not in (0, process_group.size - 1)
     assert taken == ([] if uninvolved else [True])
@@ -182,7 +182,7 @@ REDUCTIONS_IN_C: dict[str, Callable[[Any, Any, Any], Any]] = {
 }
 
 
-@pytest.mark.skipif(room is None, reason="the fast path is compiled")
+@pytest.mark.skipif(fastpath is None, reason="the fast path is compiled")
 def test_a_node_shared_array_slows_none_but_large_reductions(process_group: hc.ProcessGroup) -> None:
     """Below `shared_bytes` none is done in place, whatever the array is."""
     with hc.new_group() as group:  # type: ignore[union-attr]
@@ -194,13 +194,13 @@ def test_a_node_shared_array_slows_none_but_large_reductions(process_group: hc.P
         shared = hc.empty_shared(100, group=group)
         for name, call in calls.items():
             for array in (small, shared) if name in ("all_reduce", "reduce") else (small,):
-                before = group.door.collectives  # of those that took the long path
+                before = group.dispatcher.collectives  # of those that took the long path
                 call(array, np.ones((group.size, array.size)), group)
-                assert group.door.collectives == before, name
+                assert group.dispatcher.collectives == before, name
         for name in REDUCTIONS:
-            before = group.door.collectives
+            before = group.dispatcher.collectives
             REDUCTIONS[name](large[:: group.size].copy(), large, group)
-            assert group.door.collectives == before + 1, name
+            assert group.dispatcher.collectives == before + 1, name
 
 
 ME = MPI.COMM_WORLD.Get_rank()
@@ -262,7 +262,7 @@ def test_a_short_operation_enters_few_functions_and_leaves_no_memory(
     finally:
         sys.setprofile(None)
         gc.enable()
-    assert len(entered[1:]) <= (in_c if room else in_python), entered  # the first is the lambda
+    assert len(entered[1:]) <= (in_c if fastpath else in_python), entered  # the first is the lambda
 
     monkeypatch.setattr(Watchdog, "look", lambda self, now: None)  # which keeps notes of its own
     monkeypatch.setattr(Watchdog, "_looks_for_questions", lambda self: False)  # whose files take memory, for a moment

@@ -31,7 +31,7 @@ def group(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     datatypes._block.cache_clear()
     with hc.init_process_group() as group:
         group.tuning = tuning
-        group.door.backends["cpu"] = large_counts.LargeCountMPIBackend(options_for(group, "cpu"))
+        group.dispatcher.backends["cpu"] = large_counts.LargeCountMPIBackend(options_for(group, "cpu"))
         yield group
     datatypes._block.cache_clear()
 

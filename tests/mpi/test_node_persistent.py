@@ -12,19 +12,19 @@ import pytest
 import hpccomm as hc
 import hpccomm.debug
 from hpccomm.mpi import shared_memory
-from hpccomm.native import room
+from hpccomm.native import fastpath
 
 pytestmark = [
     pytest.mark.usefixtures("process_group"),
     pytest.mark.mpi(min_size=2),
-    pytest.mark.skipif(room is None, reason="without the compiled room MPI does them"),
+    pytest.mark.skipif(fastpath is None, reason="without the compiled extension MPI does them"),
 ]
 
 LARGEST = 2 << 20  # bytes
 
 
 def is_in_node(work: Any) -> bool:
-    return isinstance(work, room.Halves)  # type: ignore[union-attr]
+    return isinstance(work, fastpath.Halves)  # type: ignore[union-attr]
 
 
 class Case:
@@ -217,7 +217,7 @@ def test_ranks_that_differ_hear_of_it_and_go_on(process_group: hc.ProcessGroup, 
 
 
 def memory_of(group: Any) -> Any:
-    return group.door.backends["cpu"].node_persistent
+    return group.dispatcher.backends["cpu"].node_persistent
 
 
 def test_there_is_always_another_window(process_group: hc.ProcessGroup) -> None:

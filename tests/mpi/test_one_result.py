@@ -11,7 +11,7 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
-from hpccomm.native import room
+from hpccomm.native import fastpath
 
 from ..arrays import FLOATS, assert_same, dtype_name
 from ..matrix.cases import function
@@ -88,7 +88,7 @@ def test_a_blocking_sum_has_the_same_bits_from_the_first_call_on(
     assert_same(result_of(name, "ordinary", "sum", everybody[RANK], group), first, name)
 
 
-@pytest.mark.skipif(room is None, reason="without the compiled extension all are in MPI's order")
+@pytest.mark.skipif(fastpath is None, reason="without the compiled extension all are in MPI's order")
 @pytest.mark.parametrize(
     ("form", "name", "nbytes"),
     [

@@ -11,7 +11,7 @@ import pytest
 
 import hpccomm as hc
 from hpccomm.core.operation_list import OPERATIONS
-from hpccomm.native import room
+from hpccomm.native import fastpath
 
 from ..matrix import cases
 from ..matrix.test_matrix import EVERY, every_overlap, share_memory
@@ -77,7 +77,7 @@ def differing_call(name: str, group: hc.ProcessGroup) -> None:
             hc.all_gather_coalesced(outputs, [np.ones(400), np.ones(400)], group)
 
 
-@pytest.mark.skipif(room is None, reason="without the compiled room there are no rounds")
+@pytest.mark.skipif(fastpath is None, reason="without the compiled extension there are no rounds")
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("name", ["all_gather", "reduce_scatter", "all_gather_coalesced"])
 def test_after_an_error_of_one_rank_all_go_on(name: str, group: hc.ProcessGroup) -> None:

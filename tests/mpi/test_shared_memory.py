@@ -45,7 +45,7 @@ def test_ranks_on_several_nodes_leave_collectives_to_mpi(
 ) -> None:
     array = hc.empty_shared(1 << 20)
     array[...] = 1
-    shared: Any = process_group.door.backends["cpu"]._shared  # type: ignore[attr-defined]
+    shared: Any = process_group.dispatcher.backends["cpu"]._shared  # type: ignore[attr-defined]
     monkeypatch.setattr(shared, "_is_on_one_node", False)
     monkeypatch.setattr(shared, "_meet", None)
     hc.all_reduce(array)

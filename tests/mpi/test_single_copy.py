@@ -30,7 +30,7 @@ def new_group(ranks: list[int] | None = None, tuning: Tuning = FINE) -> Any:
 
 def single_copies(group: Any) -> Any:
     """The SingleCopy of a group that has done something."""
-    return group.door.backends["cpu"]._single_copy
+    return group.dispatcher.backends["cpu"]._single_copy
 
 
 def refuse(*arguments: Any) -> int:
@@ -94,7 +94,7 @@ def test_the_layouts_of_the_ranks_may_differ(allowed: Any) -> None:
 def test_it_leaves_nothing_to_mpi(allowed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     array = np.ones(1000)
     if allowed.size > 1:
-        monkeypatch.setattr(allowed.door.backends["cpu"], "_segments", None)
+        monkeypatch.setattr(allowed.dispatcher.backends["cpu"], "_segments", None)
     hc.all_reduce(array, group=allowed)
     assert (array == allowed.size).all()
 
@@ -182,7 +182,7 @@ def test_the_thread_of_asynchronous_operations_makes_none(process_group: hc.Proc
     assert work is not None
     work.wait()
     assert (array == group.size).all()
-    backend: Any = group.door.backends["cpu"]
+    backend: Any = group.dispatcher.backends["cpu"]
     for each in (backend, backend._thread._backend):
         assert each is None or each._single_copy._is_allowed is None
     hc.destroy_process_group(group)

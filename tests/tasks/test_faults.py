@@ -41,12 +41,12 @@ def wait_for(file):
 
 def told():  # an event that is set when something has been
     import threading
-    from hpccomm.tasks.dispatcher import Dispatcher
-    came, tell = threading.Event(), Dispatcher._tell
+    from hpccomm.tasks.scheduler import Scheduler
+    came, tell = threading.Event(), Scheduler._tell
     def tell_and_set(self, text):
         tell(self, text)
         came.set()
-    Dispatcher._tell = tell_and_set
+    Scheduler._tell = tell_and_set
     return came
 
 def hang(x):

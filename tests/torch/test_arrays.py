@@ -1,4 +1,4 @@
-"""Tensors as arrays on the same memory, by the compiled room and by DLPack, and how many functions that takes."""
+"""Tensors as arrays on the same memory, by the compiled extension and by DLPack, and how many functions that takes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ import torch.distributed as dist
 
 from hpccomm.core import progress
 from hpccomm.core.work import CompletedWork
-from hpccomm.native import room
+from hpccomm.native import fastpath
 from hpccomm.torch import arrays
 from hpccomm.torch.backend import op_of
 from hpccomm.torch.work import PendingWork
 
 pytestmark = pytest.mark.serial
 
-needs_room = pytest.mark.skipif(room is None, reason="without the compiled room")
-by_room_and_by_dlpack = pytest.mark.parametrize("name", [pytest.param("view_of", marks=needs_room), "view_by_dlpack"])
+needs_extension = pytest.mark.skipif(fastpath is None, reason="without the compiled extension")
+by_room_and_by_dlpack = pytest.mark.parametrize(
+    "name", [pytest.param("view_of", marks=needs_extension), "view_by_dlpack"]
+)
 
 DTYPES = ["bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32"]
 DTYPES += ["float64", "complex64", "complex128"]
@@ -91,7 +93,7 @@ def test_what_is_left_to_hpccomm(name: str, kind: str) -> None:
     assert arrays.as_array(NO_ARRAYS[kind]) is NO_ARRAYS[kind]
 
 
-@needs_room
+@needs_extension
 def test_a_view_keeps_the_storage() -> None:
     tensor = torch.ones(3)
     storage, view = tensor.untyped_storage().data_ptr(), arrays.view_of(tensor)
@@ -100,7 +102,7 @@ def test_a_view_keeps_the_storage() -> None:
     assert view.base.data_ptr() == view.ctypes.data == storage
 
 
-@needs_room
+@needs_extension
 def test_parameters_are_seen_without_their_gradients() -> None:
     parameter = torch.nn.Parameter(torch.ones(3))
     assert arrays.view_of(parameter).ctypes.data == parameter.data_ptr()
@@ -115,9 +117,9 @@ def test_every_reduction_has_its_name() -> None:
         assert getattr(op_of(opts), "name", op_of(opts)) == name
 
 
-@needs_room
+@needs_extension
 @pytest.mark.parametrize(
-    ("what", "most"),  # the compiled room starts a non-blocking all_reduce; the others are started in Python
+    ("what", "most"),  # the compiled extension starts a non-blocking all_reduce; the others are started in Python
     [("all_reduce", 6), ("broadcast", 36), ("all_gather_into_tensor", 36), ("reduce_scatter_tensor", 36)],
 )
 def test_a_small_operation_enters_few_functions(what: str, most: int) -> None:

@@ -1,4 +1,4 @@
-"""hpccomm without the compiled room, beside hpccomm with it, in one process."""
+"""hpccomm without the compiled extension, beside hpccomm with it, in one process."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class InPython(InAnotherGroup):
 
     def __init__(self, group: hc.ProcessGroup, comm: MPI.Intracomm) -> None:
         super().__init__(group, comm)
-        door, backend = self.group.door, PythonBackend(options_for(self.group, "cpu"))
-        door.backends["cpu"] = backend  # before the first array makes another one
-        door.take_fast_path(backend.fast_path)
+        dispatcher, backend = self.group.dispatcher, PythonBackend(options_for(self.group, "cpu"))
+        dispatcher.backends["cpu"] = backend  # before the first array makes another one
+        dispatcher.take_fast_path(backend.fast_path)
 
     @classmethod
     def missing(cls) -> str | None:
         """Return the reason why hpccomm itself is in Python here; then there is nothing to compare."""
-        return f"hpccomm has no compiled room here ({native.reason})" if native.room is None else None
+        return f"hpccomm has no compiled extension here ({native.reason})" if native.fastpath is None else None

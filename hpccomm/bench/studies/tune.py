@@ -94,7 +94,7 @@ def tune(world: hc.ProcessGroup, plan: Plan, sizes: Sizes | None = None) -> tupl
     if not has_node:
         table = table._replace(node_bytes=Tuning().node_bytes)
         lines.append(
-            "memory of the node: not measured, for this needs the compiled room, several ranks on a node, and space"
+            "memory of the node: not measured: it needs the compiled extension, several ranks on a node, and space"
         )
 
     assert world.comm is not None
@@ -104,12 +104,12 @@ def tune(world: hc.ProcessGroup, plan: Plan, sizes: Sizes | None = None) -> tupl
 def _has_node(world: hc.ProcessGroup) -> bool:
     """Return whether collectives go through memory of the node here, by trying it."""
     assert world.comm is not None
-    if not all(world.comm.allgather(native.room is not None)):
+    if not all(world.comm.allgather(native.fastpath is not None)):
         return False  # those with it would wait for the others
     with _groups({"": Tuning()}) as groups:
         for _ in range(20):  # the first ones go to MPI
             groups[""].barrier()
-        return groups[""].door.fast_path.node_part > 0  # alike on all ranks
+        return groups[""].dispatcher.fast_path.node_part > 0  # alike on all ranks
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def compare_calls(group: ProcessGroup) -> None:
         check.close()
         mpi_library.release(group.comm)
         raise
-    group.door.check = check
+    group.dispatcher.check = check
     group.register_hook(check)
 
 
@@ -110,8 +110,8 @@ class MismatchCheck:
             raise DistTimeoutError(f"{text}{who_is_late()}")
         if outcome == DIFFERS:
             highest, _, difference = text.partition(" ")
-            door = group.door
-            door.collectives += int(highest) - group.sequence_number
-            door.fast_path.passed_collectives = door.collectives
-            group.door.recent.clear()  # the program may go on
+            dispatcher = group.dispatcher
+            dispatcher.collectives += int(highest) - group.sequence_number
+            dispatcher.fast_path.passed_collectives = dispatcher.collectives
+            group.dispatcher.recent.clear()  # the program may go on
             raise DistError(difference)

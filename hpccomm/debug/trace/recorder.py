@@ -1,6 +1,6 @@
-"""The flight recorder: the last operations of this process, seen by a hook at the door, and by the compiled fast path.
+"""The flight recorder: the last operations of this process, from a hook and from the fast path's ring buffer.
 
-None of what is kept keeps an array alive.
+No record keeps an array alive.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...core.backend import FastPath
 from ...core.hooks import Operation, RemovableHandle
-from ...native import room
+from ...native import fastpath
 from ..groups_seen import everywhere, key_of, ranks_of
-from ..past import last, line, past
 from ..records import EPOCH, Record, record_of_operation
+from ..ring import last, line, ring_records
 from ..stacks import PACKAGE
 from .clock import now
 
@@ -99,13 +99,13 @@ class Recorder:
         self.groups: dict[str, TracedGroup] = {}
         self.others: list[OtherRecords] = []
         self.size = size
-        self._entries: deque[Record] = deque(maxlen=size)  # of those that have passed the door
+        self._entries: deque[Record] = deque(maxlen=size)  # of those that have passed the dispatcher
         self._places: dict[int, tuple[str, str]] = {}  # of those that have not: the keys and names of their groups
         self._most = FEW  # groups, until which none is forgotten
         self._since = last()
         self._kept: dict[int, Record] | None = None  # of these, when it has stopped
-        if room is not None:
-            room.keep(size, True, caller if stack else None)
+        if fastpath is not None:
+            fastpath.keep(size, True, caller if stack else None)
 
     def hook_of(self, group: ProcessGroup) -> _GroupHook:
         """Return the hook of one group."""
@@ -128,14 +128,14 @@ class Recorder:
         self.groups[traced.key] = traced
 
     def stop(self) -> None:
-        """Keep what has been recorded; the room remembers further operations, and in less detail."""
-        self._kept = past(self._places, self._since)
-        if room is not None:
-            room.keep(0, False, None)
+        """Keep what has been recorded; the ring buffer has further operations, in less detail."""
+        self._kept = ring_records(self._places, self._since)
+        if fastpath is not None:
+            fastpath.keep(0, False, None)
 
     def records(self) -> list[Record]:
         """Return the last operations, those in flight among them, in the order in which they began."""
-        fast = past(self._places, self._since)
+        fast = ring_records(self._places, self._since)
         if self._kept is not None:
             for serial in self._kept.keys() & fast.keys():  # it may have ended since
                 self._kept[serial].end, self._kept[serial].state = fast[serial].end, fast[serial].state
@@ -152,7 +152,7 @@ class Recorder:
 
 
 class _GroupHook:
-    """The hook that records the operations of one group that pass its door."""
+    """The hook that records the operations of one group that pass its dispatcher."""
 
     def __init__(self, recorder: Recorder, traced: TracedGroup) -> None:
         self._recorder, self._traced = recorder, traced
@@ -171,7 +171,7 @@ class _GroupHook:
         record.end, record.state = EPOCH + operation.ended, "completed" if operation.error is None else "failed"
 
     def follows(self, fast: FastPath) -> bool:
-        """Whether the fast path's operations are remembered without this hook; the door asks."""
+        """Whether the fast path's operations are remembered without this hook; the dispatcher asks."""
         if fast.place:
             self._recorder._places[fast.place] = self._traced.key, self._traced.name
         return fast.place > 0

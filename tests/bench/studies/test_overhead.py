@@ -92,7 +92,7 @@ def test_calls_are_measured_on_one_rank(process_group: hc.ProcessGroup) -> None:
     assert [each.operation for each in found] == CALLS
     assert all(min(each.mpi4py_ns, each.hpccomm_ns, each.recorded_ns) > 0 for each in found)
     has_both = [each for each in found if not each.operation.startswith("hpccomm run")]
-    assert all((each.python_ns is None) == (native.room is None) for each in has_both)
+    assert all((each.python_ns is None) == (native.fastpath is None) for each in has_both)
     hc.destroy_process_group(alone)
 
 
@@ -147,12 +147,12 @@ def test_each_path_has_a_column_where_there_are_two() -> None:
     assert len({len(line) for line in [columns, *lines]}) == 1
 
 
-@pytest.mark.skipif(native.room is None, reason="without the compiled room")
+@pytest.mark.skipif(native.fastpath is None, reason="without the compiled extension")
 def test_the_path_in_python_is_another_one(session: Session) -> None:
     groups = [session.contenders[name].group for name in ("hpccomm", "python")]
     for group in groups:
         group.barrier()  # the first operation makes the backend, and with it the fast path
-    mine, python = (group.door for group in groups)
+    mine, python = (group.dispatcher for group in groups)
     assert (mine.fast.is_open, python.fast.is_open) == (True, False)
     before = python.collectives
     for call in next(overhead.on_one_rank(session)).calls.values():

@@ -1,4 +1,4 @@
-"""The doors of all groups."""
+"""The dispatchers of all groups."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import hpccomm as hc
-from hpccomm.core import door
+from hpccomm.core import dispatcher
 
 
 def test_they_are_listed_while_another_thread_makes_a_group(
@@ -26,8 +26,8 @@ def test_they_are_listed_while_another_thread_makes_a_group(
                 self.add(another)  # what the other thread does
                 yield each
 
-    monkeypatch.setattr(door, "_doors", Doors([process_group.door]))
-    assert set(door.all_doors()) == {process_group.door, another}
+    monkeypatch.setattr(dispatcher, "_dispatchers", Doors([process_group.dispatcher]))
+    assert set(dispatcher.all_dispatchers()) == {process_group.dispatcher, another}
 
 
 @pytest.mark.usefixtures("process_group")
@@ -37,7 +37,7 @@ def test_an_operation_keeps_its_number_whatever_begins_before_it_ends(name: str,
     array, me = np.zeros(40_000)[::2], hc.get_rank()  # not the fast path's
     with hc.new_group() as group:
         hc.barrier(group)
-        backend, method = group.door.backends["cpu"], name.removeprefix("i")
+        backend, method = group.dispatcher.backends["cpu"], name.removeprefix("i")
 
         def others_begin(*_: Any) -> hc.Work:
             delattr(backend, method)
@@ -50,7 +50,7 @@ def test_an_operation_keeps_its_number_whatever_begins_before_it_ends(name: str,
             return hc.CompletedWork()
 
         setattr(backend, method, others_begin)
-        number = 1 + group.door.number_of(method)
+        number = 1 + group.dispatcher.number_of(method)
         arguments = {"broadcast": (0, group, True), "all_reduce": ("sum", group, True)}.get(name, (me, group))
         if is_refused:
             with pytest.raises(hc.DistBackendError, match=f"^{name} #{number} of"):

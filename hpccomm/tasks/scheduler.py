@@ -1,4 +1,4 @@
-"""The dispatcher: rank 0's part of a pool. It hands out tasks, takes results, and knows who is late or dead.
+"""The scheduler: rank 0's part of a pool. It hands out tasks, takes results, and knows who is late or dead.
 
 It works in a thread of its own, which calls MPI. Below MPI_THREAD_MULTIPLE it works while the program waits for a
 result.
@@ -17,7 +17,7 @@ from mpi4py import MPI
 from mpi4py.util import pkl5
 
 from ..core.timeouts import as_seconds, pause, pauses
-from ..errors import DistBackendError, DistTimeoutError, RankFailedError, here, log_exception
+from ..errors import DistBackendError, DistTimeoutError, RankFailedError, log_exception, on_rank
 from ..job import failures
 from .messages import TAG, Call, Outcome, Stop, error_of
 from .task import Task, TaskFuture
@@ -40,12 +40,12 @@ class Served:
         self.since = time.monotonic()  # when it has begun the first
         self.is_ready = False  # the initializer has returned
         self.is_quick = False
-        self.was_told = False  # that it is at its task for long
+        self.was_reported = False  # that it is at its task for long
         self.is_late = False  # its task has failed for that: nobody waits for it any more
 
 
-class Dispatcher:
-    """The dispatcher of an executor.
+class Scheduler:
+    """The scheduler of an executor.
 
     `task_timeout` is in seconds; None: there is no limit, but it is told when a task takes longer than the group's
     operations may.
@@ -88,7 +88,7 @@ class Dispatcher:
         future = TaskFuture(self)
         with self._lock:
             if self._is_closing:
-                raise RuntimeError(f"executor: cannot schedule new futures after shutdown{here()}")
+                raise RuntimeError(f"executor: cannot schedule new futures after shutdown{on_rank()}")
             if self._broken is not None:
                 raise concurrent.futures.BrokenExecutor(str(self._broken)) from self._broken
             self._tasks.append(Task(self._group, call, future))
@@ -115,7 +115,7 @@ class Dispatcher:
             pause(next(looks))
 
     def is_own_thread(self) -> bool:
-        """Return whether the caller is the dispatcher's thread, in a callback."""
+        """Return whether the caller is the scheduler's thread, in a callback."""
         return self.has_thread and threading.current_thread() is self._thread
 
     def tasks_waited_for(self) -> list[Task]:
@@ -206,16 +206,16 @@ class Dispatcher:
             worker.is_ready = True
             failure = None if isinstance(outcome, Exception) else outcome.failure
             if failure is not None:
-                broken = concurrent.futures.BrokenExecutor(f"the initializer has failed on rank {rank}{here()}")
+                broken = concurrent.futures.BrokenExecutor(f"the initializer has failed on rank {rank}{on_rank()}")
                 broken.__cause__ = error_of(failure, "the initializer", rank)
                 self._break(broken)
         else:
             task, request = worker.sent.popleft()
             request.wait()
-            worker.is_late = worker.was_told = False
+            worker.is_late = worker.was_reported = False
             worker.since = time.monotonic()
             if isinstance(outcome, Exception):
-                error = TypeError(f"the result of {task.call} can't be made of its pickle ({outcome!r}){here()}")
+                error = TypeError(f"the result of {task.call} can't be made of its pickle ({outcome!r}){on_rank()}")
                 error.__cause__ = outcome
                 task.fail(error)
             elif outcome.failure is not None:
@@ -259,7 +259,7 @@ class Dispatcher:
         except Exception as error:
             reason = TypeError(
                 f"{task.call} can't be pickled ({type(error).__name__}: {error}); its function has to be defined at "
-                f"the top of a module or of the program{here()}"
+                f"the top of a module or of the program{on_rank()}"
             )
             reason.__cause__ = error
             task.fail(reason)
@@ -281,7 +281,7 @@ class Dispatcher:
             if worker in self._idle:
                 self._idle.remove(worker)
             for task, request in reversed(worker.sent):
-                failures.kept.append(request)
+                failures.unsafe_buffers.append(request)
                 self._tasks.appendleft(task)
                 task.worker = None
             if worker.sent:
@@ -299,18 +299,18 @@ class Dispatcher:
             return
         self._tasks.remove(task)
         text = f"{DEATHS} ranks have died in the task {task.call}, the last one was rank {rank}"
-        task.fail(RankFailedError(f"{text}; it is given to no other{here()}", (rank,)))
+        task.fail(RankFailedError(f"{text}; it is given to no other{on_rank()}", (rank,)))
 
     def _all_have_died(self) -> RankFailedError:
         ranks = self._group.ranks[1:]
-        return RankFailedError(f"executor: all ranks that could do a task have died{here()}", ranks)
+        return RankFailedError(f"executor: all ranks that could do a task have died{on_rank()}", ranks)
 
     def _break(self, error: BaseException) -> None:
         """Fail what has not begun, and what is submitted later; where MPI has failed, also what is under way."""
         if isinstance(error, MPI.Exception):
-            error = DistBackendError(f"executor: MPI reports: {error.Get_error_string().strip()}{here()}")
+            error = DistBackendError(f"executor: MPI reports: {error.Get_error_string().strip()}{on_rank()}")
         elif not isinstance(error, concurrent.futures.BrokenExecutor | RankFailedError) and self._broken is None:
-            log_exception("the dispatcher of an executor raised")
+            log_exception("the scheduler of an executor raised")
         with self._lock:
             self._broken = self._broken or error
             waiting = list(self._tasks)
@@ -327,8 +327,8 @@ class Dispatcher:
     def _look_at_the_clock(self, now: float) -> None:
         limit = self._task_timeout or as_seconds(self._group.timeout)
         for worker in list(self._workers.values()):
-            if (worker.sent or not worker.is_ready) and now - worker.since > limit and not worker.was_told:
-                worker.was_told = True
+            if (worker.sent or not worker.is_ready) and now - worker.since > limit and not worker.was_reported:
+                worker.was_reported = True
                 self._time_out(worker, now - worker.since)
 
     def _time_out(self, worker: Served, seconds: float) -> None:
@@ -347,7 +347,7 @@ class Dispatcher:
             end_job(f"{text}; task_timeout of the executor is {self._task_timeout:g} s")
         elif action == "raise" and task is not None:
             worker.is_late = True
-            task.fail(DistTimeoutError(f"executor: {text}; task_timeout is {self._task_timeout:g} s{here()}"))
+            task.fail(DistTimeoutError(f"executor: {text}; task_timeout is {self._task_timeout:g} s{on_rank()}"))
         else:
             self._tell(f"{text}; task_timeout= of hc.executor ends such tasks" if not action else text)
 
@@ -382,5 +382,5 @@ class Dispatcher:
             self._has_lost = True
             if rank not in failures.dead_members(self._raw):
                 raise
-            failures.kept.append(request)
+            failures.unsafe_buffers.append(request)
             return True

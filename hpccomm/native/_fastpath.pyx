@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, binding=False, embedsignature=False
-"""The compiled room: the fast path of host arrays, and its Works.
+"""The compiled extension: the fast path of host arrays, and its Works.
 
 A method does the whole operation if its arguments are the ordinary case; for whatever is not it returns without having
 done anything, and the operation goes through the checks to `MPIBackend`. Both call the same functions of MPI: a rank

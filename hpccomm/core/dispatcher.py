@@ -1,8 +1,8 @@
-"""Door: the one way of a group's operations to their transports.
+"""Dispatcher: it takes each checked operation of a group to the backend of its arrays' device.
 
-It numbers operations, calls hooks, translates the transports' errors, and keeps the Works in flight. Only the fast
-paths call a transport beside it, and number their operations themselves. The watchdog reads `self` and `call` of
-`Door.run` (`debug/stacks.py`): a thread that is inside is in that operation.
+It numbers operations, calls hooks, translates the backends' errors, and keeps the Works in flight. Only the fast paths
+call MPI or NCCL without it, and number their operations themselves. The watchdog reads `self` and `call` of
+`Dispatcher.run` (`debug/stacks.py`): a thread that is inside is in that operation.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 
-from ..errors import DistBackendError, DistError, UnsupportedOperationError, here, log_exception
+from ..errors import DistBackendError, DistError, UnsupportedOperationError, log_exception, on_rank
 from ..native import gil_held, notes_of
 from .backend import Backend, FastPath, GPUFastPath
 from .backends import Destroyed, LazyBackends
 from .calls import Call
-from .flight import flight_of
 from .operation_list import CALLED, MESSAGES, OPERATIONS, PEER_AND_TAG, TASK
 from .reduce_op import ReduceOp
 from .registry import OBJECTS
 from .timeouts import as_seconds
 from .work import CompletedWork, JoinedWork, Work, WorkStatus
+from .work_info import work_info
 
 if TYPE_CHECKING:
     from .group import ProcessGroup
@@ -43,7 +43,7 @@ REFERENCES = 3  # to a Work that the program has dropped: of `in_flight`, of a v
 STEPS_ASIDE, GPU_STEPS_ASIDE = FastPath(), GPUFastPath()
 Recent: TypeAlias = tuple[int, str, Any, int]  # number, name with details, and dtype and bytes of its first array
 MADE = itertools.count()
-_doors: weakref.WeakSet[Door] = weakref.WeakSet()
+_dispatchers: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
 running_tasks: dict[int, tuple[ProcessGroup, int, Any, float]] = {}  # by thread: group, number, call, beginning
 
 
@@ -64,8 +64,8 @@ class Check(Protocol):
         """Free its resources; every rank is about to."""
 
 
-class Door:
-    """The door of one group."""
+class Dispatcher:
+    """Dispatch the operations of one group."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self.group = group
@@ -85,7 +85,7 @@ class Door:
         self.timeout = as_seconds(group.timeout) if group.on_timeout == "raise" else None
         self.notes = notes_of(group.name, as_seconds(group.timeout), group.on_timeout)
         self.made = next(MADE)  # of two groups of the same ranks the lower is the same group on all of them
-        _doors.add(self)
+        _dispatchers.add(self)
 
     # -- operations ------------------------------------------------------------------------------
 
@@ -142,7 +142,7 @@ class Door:
             if async_op or persistent is not None:
                 return work
             if work.progress.enforces_timeout:  # its transport ends it
-                work.flight = work.flight._replace(timeout=None)
+                work.info = work.info._replace(timeout=None)
             work.wait()  # a backend that has only asynchronous operations
             return work.source  # type: ignore[return-value]  # of a receive: the sender's rank
         elif operation is not None:
@@ -154,7 +154,7 @@ class Door:
         self, work: Work, name: str, number: int, result: Any, peer: int | None = None, tag: int | None = None
     ) -> None:
         """Keep the Work of an operation that has begun, and so its arrays, while it is in flight."""
-        work.flight = flight_of((self, name, number, result, peer, self.timeout, tag))
+        work.info = work_info((self, name, number, result, peer, self.timeout, tag))
         for array in result if type(result) is list else (result,):
             self.unasked_bytes += getattr(array, "nbytes", 0)
         if len(self.in_flight) >= REAP_ABOVE or self.unasked_bytes >= REAP_BYTES or work.progress.is_released_at_once:
@@ -166,7 +166,7 @@ class Door:
         """Set up the persistent form of an operation whose arguments have been checked, by its backend or by `step`."""
         name, device, _, arguments = call
         if self.block is not None and self.block.is_of_this_thread():
-            raise DistError(f"not inside a coalescing() block{here()}", f"{name}_init")
+            raise DistError(f"not inside a coalescing() block{on_rank()}", f"{name}_init")
         backend = self.backends[device]
         number = 0 if self.check is None else self.check.set_up(call)
         if name not in MESSAGES:
@@ -211,9 +211,9 @@ class Door:
     def open_block(self, async_ops: bool) -> Block:
         """Return a new block, which collects the operations of this thread from now on."""
         if isinstance(self.backends, Destroyed):
-            raise DistError(f"coalescing: the process group {self.group.name!r} has been destroyed{here()}")
+            raise DistError(f"coalescing: the process group {self.group.name!r} has been destroyed{on_rank()}")
         if self.block is not None:
-            raise ValueError(f"coalescing: this group is collecting already; blocks don't nest{here()}")
+            raise ValueError(f"coalescing: this group is collecting already; blocks don't nest{on_rank()}")
         self.block = Block(self, async_ops)
         self.fast, self.fast_on_gpu = STEPS_ASIDE, GPU_STEPS_ASIDE
         return self.block
@@ -344,7 +344,7 @@ class Door:
     def leave_to_the_parent(self) -> None:
         """Refuse everything in a process that has been forked: MPI's connections are its parent's."""
         self.close("is that of the process which this one was forked from; call it there")
-        error = DistError(f"the process that has called it is another one: this one was forked from it{here()}")
+        error = DistError(f"the process that has called it is another one: this one was forked from it{on_rank()}")
         for work in self.in_flight:
             work.fail(error)
         for persistent in self.persistent:
@@ -360,8 +360,8 @@ class Door:
 class Block:
     """The operations that a coalescing() block has collected from one thread; they start together at its end."""
 
-    def __init__(self, door: Door, async_ops: bool) -> None:
-        self._door = door
+    def __init__(self, dispatcher: Dispatcher, async_ops: bool) -> None:
+        self._dispatcher = dispatcher
         self._async_ops = async_ops
         self._thread = threading.get_ident()
         self._calls: list[Call] = []
@@ -378,17 +378,19 @@ class Block:
             self.refuse(name)
         if ReduceOp.REPRODUCIBLE_SUM is call.arguments[-1]:
             raise UnsupportedOperationError(
-                f"no reproducible sum in a coalescing() block; call it outside{here()}", name
+                f"no reproducible sum in a coalescing() block; call it outside{on_rank()}", name
             )
         if async_op:
-            raise ValueError(f"{name}: inside coalescing(), leave async_op out; use coalescing(async_ops=True){here()}")
+            raise ValueError(
+                f"{name}: inside coalescing(), leave async_op out; use coalescing(async_ops=True){on_rank()}"
+            )
         self._calls.append(call)
 
     def refuse(self, name: str) -> NoReturn:
         """Raise the error of an operation that can't be collected."""
         takes = ", ".join(spec.name for spec in OPERATIONS.values() if spec.is_collected)
         raise UnsupportedOperationError(
-            f"can't be collected in a coalescing() block, which takes {takes}; call it outside{here()}", name
+            f"can't be collected in a coalescing() block, which takes {takes}; call it outside{on_rank()}", name
         )
 
     def leave(self) -> None:
@@ -396,7 +398,7 @@ class Block:
         if self._calls:
             described = [(call.name, call.arguments) for call in self._calls]
             call = Call(("coalescing", self._calls[0].device, None, (described,)))
-            self.work = self._door.run(call, self._async_ops, self._send)
+            self.work = self._dispatcher.run(call, self._async_ops, self._send)
             self._calls = []  # the program may keep the block for its Work
 
     def _send(self) -> Work | None:
@@ -405,7 +407,7 @@ class Block:
         for (name, device, shared), same in groupby(self._calls, key=_kind):
             arguments = [call.arguments for call in same]
             columns = [[each[i] for each in arguments] for i in _places(name)[0]]
-            backend = self._door.backends[device]
+            backend = self._dispatcher.backends[device]
             try:
                 work = getattr(backend, f"{name}_coalesced")(*columns, *shared, self._async_ops)
             except Exception as error:
@@ -416,7 +418,7 @@ class Block:
         return JoinedWork(works) if works else None
 
 
-def batch(messages: Sequence[tuple[Door, Call]]) -> list[Work]:
+def batch(messages: Sequence[tuple[Dispatcher, Call]]) -> list[Work]:
     """Start messages of one group or several, receives first; return their Works.
 
     Those of one backend of GPU arrays are launched together. A backend may wait there for the other end of a first
@@ -426,28 +428,28 @@ def batch(messages: Sequence[tuple[Door, Call]]) -> list[Work]:
     receives: list[int] = []
     sends: list[int] = []
     is_on_host = True
-    for i, (door, call) in enumerate(messages):
+    for i, (dispatcher, call) in enumerate(messages):
         name, device, _, _ = call
         (receives if name == "recv" else sends).append(i)
         if device != "cpu":
             is_on_host = False
-        if device not in door.backends:
-            door.backends[device]  # made now, or refused by a group that is destroyed or has none for the array
+        if device not in dispatcher.backends:
+            dispatcher.backends[device]  # made now, or refused by a group that is destroyed or has none for the array
     if is_on_host:
         for i in receives:
-            door, (_, _, array, (_, source, tag)) = messages[i]
-            works[i] = door.group.recv(array, source, tag, True)  # by the fast path, maybe
+            dispatcher, (_, _, array, (_, source, tag)) = messages[i]
+            works[i] = dispatcher.group.recv(array, source, tag, True)  # by the fast path, maybe
         for i in sends:
-            door, (_, _, array, (_, peer, tag)) = messages[i]
-            works[i] = door.group.send(array, peer, tag, True)
+            dispatcher, (_, _, array, (_, peer, tag)) = messages[i]
+            works[i] = dispatcher.group.send(array, peer, tag, True)
         return works
     of_backend: dict[Backend, list[int]] = {}
     for i in receives + sends:
-        door, call = messages[i]
+        dispatcher, call = messages[i]
         if call.device == "cpu":
-            works[i] = door.run(call, True)
+            works[i] = dispatcher.run(call, True)
         else:
-            of_backend.setdefault(door.backends[call.device], []).append(i)
+            of_backend.setdefault(dispatcher.backends[call.device], []).append(i)
     for backend, together in sorted(of_backend.items(), key=lambda item: _order_of(messages[item[1][0]][0])):
         with backend.batch([messages[i][1].arguments[0] for i in together]):
             for i in together:
@@ -455,23 +457,23 @@ def batch(messages: Sequence[tuple[Door, Call]]) -> list[Work]:
     return works
 
 
-def all_doors() -> list[Door]:
-    """Return the doors of all groups of this process, of which other threads may make more meanwhile."""
+def all_dispatchers() -> list[Dispatcher]:
+    """Return the dispatchers of all groups of this process, of which other threads may make more meanwhile."""
     while True:
         try:
-            return list(_doors)
+            return list(_dispatchers)
         except RuntimeError:  # one has, while the set was read
             continue
 
 
-def _order_of(door: Door) -> tuple[tuple[int, ...], int]:
+def _order_of(dispatcher: Dispatcher) -> tuple[tuple[int, ...], int]:
     """Return a key by which any two groups are in the same order on all ranks that both have."""
-    return door.group.ranks, door.made
+    return dispatcher.group.ranks, dispatcher.made
 
 
 def _in_a_forked_process() -> None:
-    for door in all_doors():
-        door.leave_to_the_parent()
+    for dispatcher in all_dispatchers():
+        dispatcher.leave_to_the_parent()
 
 
 os.register_at_fork(after_in_child=_in_a_forked_process)

@@ -1,4 +1,4 @@
-"""Flight: a group's record of one operation in flight. The Work owns its status, and tells the door of its end."""
+"""WorkInfo: a group's record of one operation in flight. The Work owns its status and reports its end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Follower(Protocol):
-    """What a Work needs of the door of its group."""
+    """What a Work needs of the dispatcher of its group."""
 
     group: Membership | None
     in_flight: dict[Work, None]
@@ -20,10 +20,10 @@ class Follower(Protocol):
     def identify(self, error: Any, operation: str, number: int) -> None: ...  # noqa: D102
 
 
-class Flight(NamedTuple):
+class WorkInfo(NamedTuple):
     """The operation of a Work, and its group. It never changes; `debug/` reads it too, from any thread."""
 
-    door: Follower
+    dispatcher: Follower
     op_type: str = ""
     number: int = 0  # among the collectives, or the messages, of the group on this rank
     result: Any = None  # the value of `Work.result`
@@ -32,8 +32,8 @@ class Flight(NamedTuple):
     tag: int | None = None  # of a message
 
 
-class NullDoor:
-    """The door of a Work that no group follows: a part of another one, or one that a program has made."""
+class NullDispatcher:
+    """The dispatcher of a Work that no group follows: a part of another one, or one that a program has made."""
 
     group: Any = None
 
@@ -46,7 +46,7 @@ class NullDoor:
     identify = ended
 
 
-NOT_FOLLOWED = Flight(NullDoor())
+NOT_FOLLOWED = WorkInfo(NullDispatcher())
 
-# NamedTuple's own constructor is a function in Python, and there is one Flight for every asynchronous operation.
-flight_of = partial(tuple.__new__, Flight)
+# NamedTuple's own constructor is a function in Python, and there is one WorkInfo for every asynchronous operation.
+work_info = partial(tuple.__new__, WorkInfo)

@@ -1,4 +1,4 @@
-"""The compiled room: what it does is right, and ranks with and without it meet."""
+"""The compiled extension: what it does is right, and ranks with and without it meet."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from mpi4py import MPI
 import hpccomm as hc
 import hpccomm.debug
 from hpccomm.mpi import shared_memory
-from hpccomm.native import reason, room
+from hpccomm.native import fastpath, reason
 from tests.launch import launch
 
-needs_room = pytest.mark.skipif(room is None, reason="without the compiled room")
+needs_extension = pytest.mark.skipif(fastpath is None, reason="without the compiled extension")
 
 DTYPES = ["f4", "f8", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "c16", "?"]
-SIZES = [0, 1, 7, 100, 2049, 66_000, 131_073]  # beside and across the limits of one phase, of a slot, of the room
+SIZES = [0, 1, 7, 100, 2049, 66_000, 131_073]  # beside and across the limits of one phase, of a slot, of the memory
 FOLDS = {"sum": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum}
 
 
@@ -90,7 +90,7 @@ def test_collectives_of_arrays_that_one_rank_has_with_gaps(group: Any, dtype: st
             np.testing.assert_array_equal(reduced, expected)
 
 
-@needs_room
+@needs_extension
 @pytest.mark.parametrize("size", SIZES[1:-1])
 def test_reductions_are_in_rank_order_and_have_the_same_bits_everywhere(group: Any, size: int) -> None:
     rows = np.random.default_rng(size).standard_normal((group.size, size)).astype(np.float32)
@@ -121,7 +121,7 @@ def broadcast(group: Any, count: int, root: int) -> None:
     hc.broadcast(np.ones(count), group=group, group_src=root)
 
 
-@needs_room
+@needs_extension
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("what", CALLS)
 def test_ranks_that_do_not_make_the_same_call_all_hear_of_it_and_go_on(group: Any, what: str) -> None:
@@ -291,11 +291,11 @@ def test_an_output_of_a_coalesced_form_may_be_where_a_later_input_is(group: Any,
             np.testing.assert_array_equal(array, expected)
 
 
-@needs_room
+@needs_extension
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("size", [3, 60_000])  # of which four have no room in a slot together
 def test_coalesced_forms_take_the_fast_path(group: Any, size: int) -> None:
-    n, fast = group.size, group.door.fast_path
+    n, fast = group.size, group.dispatcher.fast_path
     small, large = [[np.zeros(each, "f4") for _ in range(4)] for each in (size, n * size)]
     calls: list[Any] = [
         lambda: hc.broadcast_coalesced(small, 0, group),
@@ -337,7 +337,7 @@ def test_coalesced_arrays_that_do_not_fit_are_refused_and_stay(group: Any) -> No
     hc.barrier(group)
 
 
-@needs_room
+@needs_extension
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("own", [3, 4])
 def test_a_part_of_another_size_is_an_error_where_it_is_taken_and_everywhere_if_it_is_the_largest(
@@ -363,10 +363,10 @@ def use(group: Any) -> bool:
     array = np.ones(3)
     hc.all_reduce(array, group=group)
     assert (array == group.size).all()
-    return bool(group.door.fast_path.node_part)
+    return bool(group.dispatcher.fast_path.node_part)
 
 
-@needs_room
+@needs_extension
 @pytest.mark.mpi(min_size=2)
 def test_a_process_has_a_limited_number_of_groups_with_memory(
     process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch
@@ -378,7 +378,7 @@ def test_a_process_has_a_limited_number_of_groups_with_memory(
         hc.destroy_process_group(group)
 
 
-@needs_room
+@needs_extension
 @pytest.mark.skipif(MPI.get_vendor()[0] != "MPICH", reason="MPICH has 2048 ids of communicators")
 @pytest.mark.parametrize("free", [0, 1, 2, 4])
 def test_the_last_groups_that_mpi_can_make_work(process_group: hc.ProcessGroup, free: int) -> None:
@@ -457,10 +457,10 @@ def test_a_message_is_a_work_in_every_respect(process_group: hc.ProcessGroup) ->
     assert receive.status is hc.WorkStatus.COMPLETED
     assert receive.exception() is None
     assert repr(receive).endswith(f"recv #{receive.sequence_number}: completed>")
-    assert not process_group.door.in_flight
+    assert not process_group.dispatcher.in_flight
 
 
-@needs_room
+@needs_extension
 def test_dropped_works_are_let_go_of_where_nothing_else_makes_mpi_progress(
     process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -473,13 +473,13 @@ def test_dropped_works_are_let_go_of_where_nothing_else_makes_mpi_progress(
     for _ in range(500):
         hc.all_reduce(array, "max", group=group, async_op=True)
         hc.barrier(group)
-    assert len(group.door.in_flight) < 100
-    for work in list(group.door.in_flight):
+    assert len(group.dispatcher.in_flight) < 100
+    for work in list(group.dispatcher.in_flight):
         work.wait()
     hc.destroy_process_group(group)
 
 
-@needs_room
+@needs_extension
 def test_ranks_that_are_bound_to_a_core_each_have_the_cores_of_all(
     process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -515,7 +515,7 @@ def test_waiting_for_messages_of_any_number_once_and_again(process_group: hc.Pro
     for i, array in enumerate(arrays):
         assert (array == (me - 1) % n + i).all()
         assert works[i].source_rank() == (me - 1) % n
-    assert not process_group.door.in_flight
+    assert not process_group.dispatcher.in_flight
 
 
 def test_works_of_all_kinds_in_one_list(process_group: hc.ProcessGroup) -> None:
@@ -550,7 +550,7 @@ def test_those_that_fail_keep_their_own_errors(process_group: hc.ProcessGroup) -
     assert failed == [1, 3]
     assert "the array 56" in str(works[3].exception())
     assert (arrays[0] == arrays[2]).all()
-    assert not process_group.door.in_flight
+    assert not process_group.dispatcher.in_flight
 
 
 # -- a rank alone ------------------------------------------------------------------------------------------------
@@ -615,7 +615,7 @@ def test_the_works_of_a_rank_alone_are_works_in_every_respect(alone: Any) -> Non
         hc.wait_all([dropped, None])
         del dropped
         assert seen.pop() is work
-        assert not alone.door.in_flight
+        assert not alone.dispatcher.in_flight
 
 
 def test_a_receive_can_be_taken_back(process_group: hc.ProcessGroup) -> None:
@@ -663,12 +663,12 @@ with hc.init_process_group() as world:
         z = np.empty(size)
         hc.wait_all([hc.irecv(z, (me - 1) % n), hc.isend(x, (me + 1) % n)])
         assert (z == x).all()
-    print(me, native.room is not None, native.reason)
+    print(me, native.fastpath is not None, native.reason)
 """
 
 
 @pytest.mark.serial
-@needs_room
+@needs_extension
 @pytest.mark.parametrize("without", [{1}, {0, 1, 2}])
 def test_ranks_with_and_without_the_room_meet(without: set[int]) -> None:
     done = launch(3, sys.executable, "-c", MEETS.format(without=without))
@@ -681,11 +681,11 @@ def test_ranks_with_and_without_the_room_meet(without: set[int]) -> None:
 @pytest.mark.skipif(os.environ.get("HPCCOMM_NATIVE") == "0", reason="HPCCOMM_NATIVE=0")
 @pytest.mark.skipif(not shutil.which(os.environ.get("CC", "cc")), reason="there is no C compiler")
 def test_there_is_one_where_it_can_be_built() -> None:
-    assert room is not None, reason  # otherwise all of this would be tested without it, and nobody would know
+    assert fastpath is not None, reason  # otherwise all of this would be tested without it, and nobody would know
 
 
 @pytest.mark.serial
 def test_info_says_whether_there_is_one() -> None:
-    for value, line in [("0", "no: HPCCOMM_NATIVE=0; unset it")] + [("1", "yes")] * (room is not None):
+    for value, line in [("0", "no: HPCCOMM_NATIVE=0; unset it")] + [("1", "yes")] * (fastpath is not None):
         done = launch(1, sys.executable, "-m", "hpccomm", "info", env={"HPCCOMM_NATIVE": value})
-        assert f"\ncompiled room    {line}" in done.stdout, done.stdout + done.stderr
+        assert f"\ncompiled extension    {line}" in done.stdout, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""The last operations of this process that took the compiled fast path: the room remembers them, and always does."""
+"""The last operations of this process that took the compiled fast path: its ring buffer always has them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from types import CodeType
 
 import numpy as np
 
-from ..native import room
+from ..native import fastpath
 from .records import EPOCH, Record
 
 
-def past(groups: Mapping[int, tuple[str, str]], since: int = 0) -> dict[int, Record]:
+def ring_records(groups: Mapping[int, tuple[str, str]], since: int = 0) -> dict[int, Record]:
     """Return the records of the operations with a serial number above `since` that are remembered, the oldest first.
 
     `groups` has the keys and the names of groups, by `FastPath.place`: only their operations are wanted. Times are
@@ -21,7 +21,7 @@ def past(groups: Mapping[int, tuple[str, str]], since: int = 0) -> dict[int, Rec
     """
     found = {}
     for serial, place, name, number, code, nbytes, elements, op, peer, tag, async_op, *times, has_failed, where in (
-        () if room is None else room.past(since)
+        () if fastpath is None else fastpath.ring_rows(since)
     ):
         if place in groups:
             dtype = _dtypes().get(code)
@@ -38,7 +38,7 @@ def past(groups: Mapping[int, tuple[str, str]], since: int = 0) -> dict[int, Rec
 
 def last() -> int:
     """Return the serial number of the last operation; 0 before the first."""
-    return 0 if room is None else int(room.last_serial())
+    return 0 if fastpath is None else int(fastpath.last_serial())
 
 
 @functools.lru_cache(maxsize=4096)
