@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hpccomm.process.forked import STARTED_BY
+
 T = TypeVar("T")
 ROOT = Path(__file__).parent.parent
 WATCHED = ("-m", "hpccomm", "run")
@@ -102,9 +104,9 @@ def mpiexec_folder() -> Path:
 
 
 def clean_environment() -> dict[str, str]:
-    """Return this process's environment without what its own launcher put there."""
+    """Return this process's environment without what its own launcher, and its world, put there."""
     return {
         name: value
         for name, value in os.environ.items()
-        if name.startswith(SETTINGS) or not name.startswith(LAUNCHER_VARIABLES)
+        if name != STARTED_BY and (name.startswith(SETTINGS) or not name.startswith(LAUNCHER_VARIABLES))
     }

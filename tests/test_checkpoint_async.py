@@ -20,6 +20,7 @@ import pytest
 import hpccomm as hc
 from hpccomm import checkpoint
 from hpccomm.checkpoint import copies, files, saving
+from hpccomm.checkpoint.async_saving import AsyncSaves
 
 from .arrays import ALL_DTYPES, LAYOUTS, assert_same, dtype_name, values
 from .checkpoints import base, contents, first_ranks, folder, full_disk
@@ -402,7 +403,7 @@ def test_memory_that_is_not_kept_is_free_when_the_work_has_ended(
 def test_the_memory_and_the_thread_of_a_group_end_with_it(folder: Path) -> None:
     group = hc.new_group()
     checkpoint.save_async(folder, {"x": np.ones(100)}, 1, group=group).wait()
-    memory = weakref.ref(group.async_saves._copies._memory[False])
+    memory = weakref.ref(group.attachments[AsyncSaves]._copies._memory[False])
     before = sum(thread.name == "hpccomm-checkpoint" for thread in threading.enumerate())
     group.destroy()
     del group
@@ -429,7 +430,7 @@ def test_memory_for_copies_that_were_not_all_made_is_kept_or_free(
     monkeypatch.setattr(copies.Copies, "of", fail_then)
     with pytest.raises(MemoryError, match="allocate 7 TiB"):
         checkpoint.save_async(folder, {"x": np.ones(100)}, 1, keep_memory=keep_memory, group=group)
-    assert bool(group.async_saves._copies._memory) == (keep_memory is None)
+    assert bool(group.attachments[AsyncSaves]._copies._memory) == (keep_memory is None)
 
 
 # -- the end of the program --------------------------------------------------------------------------

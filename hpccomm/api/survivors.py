@@ -9,7 +9,7 @@ failed communicator is not freed: MPI may still hold messages for it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from ..core.annotations import Integer
 from ..core.c10d_names import c10d_names
@@ -21,9 +21,6 @@ from ..errors import DistError, TooFewSparesError, UnsupportedOperationError, on
 from ..job import failures, mpi_library
 from .groups import checked_ranks, count_names_anew, create_group, usable
 from .world import connect, current_world, is_initialized, member, member_of, replace_world
-
-if TYPE_CHECKING:
-    from ..job.reserve import Reserve
 
 
 @c10d_names("shrink_flags", only_none=("pg_options",))
@@ -93,13 +90,13 @@ def shrink_group(
         return _without(old, checked_ranks("shrink_group", ranks_to_exclude, old))
     _check_that_mpi_survives("shrink_group")
     is_world = is_initialized() and old is current_world()
-    if old.owner is not old and old.owner.reserve is not None:
+    if old.owner is not old and old.owner in failures.reserves:
         raise ValueError(
             f"shrink_group: {old!r} is a part of a world with spares: ranks that call replace_failed() there, and this "
             "one, would wait for each other. Call replace_failed(), and shrink_group() without a group where that "
             f"raises TooFewSparesError{on_rank()}"
         )
-    if old.reserve is not None:
+    if old in failures.reserves:
         _check_that_all_call("shrink_group", old)
     new = _of_survivors(old)
     if is_world:
@@ -165,8 +162,7 @@ def replace_failed(group: ProcessGroup | None = None) -> ProcessGroup:
     _check_that_mpi_survives("replace_failed")
     if old is not current_world():
         raise ValueError(f"replace_failed: {old!r} is not the world; give the world, or nothing{on_rank()}")
-    reserve: Reserve | None = old.reserve
-    if reserve is None:
+    if (reserve := failures.reserves.get(old)) is None:
         raise TooFewSparesError(
             "the world was made without spares (init_process_group(spares=2) has two); shrink_group() makes a group of "
             f"the ranks that are left{on_rank()}",
@@ -180,7 +176,7 @@ def replace_failed(group: ProcessGroup | None = None) -> ProcessGroup:
     _check_that_all_call("replace_failed", old)
     new = cast("ProcessGroup", reserve.fill(old.rank, old.size, make))  # only a spare may get none
     _abandon(old, reserve.replaced, "replaced", "replace_failed")
-    old.successor, new.reserve = new, reserve
+    old.successor, failures.reserves[new] = new, reserve
     count_names_anew()
     replace_world(new)
     with failures.translating("replace_failed", new.comm):
@@ -259,7 +255,8 @@ def _of_survivors(old: ProcessGroup) -> ProcessGroup:
     _abandon(old, dead, "shrunk", "shrink_group")
     if owner is old:
         new = make_group(**fields)
-        new.reserve = old.reserve
+        if old in failures.reserves:
+            failures.reserves[new] = failures.reserves[old]
     else:
         new = child_of(owner, comm, ranks, old.config, limits, old.name, old.description, is_duplicated=True)
     old.successor = new
@@ -270,7 +267,7 @@ def _without(old: ProcessGroup, excluded: list[int]) -> ProcessGroup:
     """Make a group of the ranks of `old` that are not `excluded`; each of them calls it."""
     if old.rank in excluded:
         raise ValueError(f"shrink_group: ranks_to_exclude is {excluded}: only the ranks that stay call it{on_rank()}")
-    if old.owner.reserve is not None:
+    if old.owner in failures.reserves:
         raise ValueError(f"shrink_group: a world with spares keeps its ranks; make a group by new_group{on_rank()}")
     members = [rank for rank in range(old.size) if rank not in excluded]
     comm = create_group("shrink_group", old, members)

@@ -313,7 +313,7 @@ def _with_spares(comm: Any, count: int, make: Callable[..., ProcessGroup], metho
     else:
         world = _called(reserve, make)
         world.is_replacement = True
-    world.reserve = reserve
+    failures.reserves[world] = reserve
     return world
 
 
@@ -380,9 +380,9 @@ def _forget(world: ProcessGroup) -> None:
         _peer_failures.stop()
         _peer_failures = None
     atexit.unregister(_leave)
-    if world.reserve is not None:
+    if (reserve := failures.reserves.get(world)) is not None:
         _had_spares = True
-        world.reserve.dismiss(world.rank == 0)
+        reserve.dismiss(world.rank == 0)
     larger = world.shrunk_from
     while larger is not None:
         larger.destroy()
@@ -401,8 +401,8 @@ def _leave(pid: int) -> None:
     """Wait for the other ranks, at the end of a program that has not destroyed its groups, as MPI_Finalize would."""
     if _world is not None and os.getpid() == pid and not mpi_library.is_finalized():
         _world.leave()
-        if _world.reserve is not None:
-            _world.reserve.dismiss(_world.rank == 0)
+        if (reserve := failures.reserves.get(_world)) is not None:
+            reserve.dismiss(_world.rank == 0)
         larger = _world.shrunk_from
         while larger is not None:
             larger.leave(tells=False)

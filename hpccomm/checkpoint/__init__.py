@@ -286,8 +286,8 @@ def finish(group: Group | None = None) -> None:
     [1]
     """
     found = member(group)
-    if isinstance(found, ProcessGroup) and found.async_saves is not None:
-        found.async_saves.finish()
+    if isinstance(found, ProcessGroup) and AsyncSaves in found.attachments:
+        found.attachments[AsyncSaves].finish()
 
 
 def load(

@@ -16,7 +16,7 @@ import warnings
 import weakref
 from collections.abc import Sequence
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -100,10 +100,10 @@ class AsyncSaves:
     @classmethod
     def of(cls, group: ProcessGroup) -> AsyncSaves:
         """Return those of a group; the first call is collective."""
-        if group.async_saves is None:
-            group.async_saves = cls(group)
+        if cls not in group.attachments:
+            group.attachments[cls] = cls(group)
             _finish_at_exit()
-        return group.async_saves  # type: ignore[no-any-return]
+        return cast("AsyncSaves", group.attachments[cls])
 
     def begin(self, saving: Saving, metadata: Any, keep: Any, overwrite: bool) -> Work:
         """Copy the arrays, and begin to write them; every rank calls it."""

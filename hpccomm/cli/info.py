@@ -49,7 +49,7 @@ def collect(gpu: bool = False) -> Iterator[Fact]:
     """Yield all facts; every process of a job calls it."""
     yield "hpccomm", __version__
     yield "Python", platform.python_version()
-    yield "compiled extension", f"no: {native.reason}" if native.fastpath is None else "yes"
+    yield "C extension", f"no: {native.reason}" if native.fastpath is None else "yes"
     yield from ((package, importlib.metadata.version(package)) for package in ("numpy", "mpi4py"))
     yield from _mpi()
     told = placement()

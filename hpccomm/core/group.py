@@ -99,9 +99,8 @@ class ProcessGroup(Operations):
         self.on_destroy: Callable[[ProcessGroup], None] | None = None
         self.successor: ProcessGroup | None = None  # what shrink_group or replace_failed has made of it
         self.shrunk_from: ProcessGroup | None = None  # a world of more ranks, all of which live; it ends with this one
-        self.reserve: Any = None  # the spares of a world
         self.is_replacement = False
-        self.async_saves: Any = None  # of checkpoints, which end before it does
+        self.attachments: dict[type, Any] = {}  # by class; destroy calls their finish(), a death give_up(ranks)
         self._store: Any = None
 
     @overload
@@ -388,8 +387,8 @@ class ProcessGroup(Operations):
             return []
         if self.dispatcher.block is not None:
             raise DistError(f"destroy of {self!r}: leave its coalescing() block first{on_rank()}")
-        if self.async_saves is not None:
-            self.async_saves.finish()
+        for each in self.attachments.values():
+            each.finish()
         self.agree_on("destroy")
         from .ending import call_all, finish, give_up_the_rest, meet
 
@@ -425,8 +424,8 @@ class ProcessGroup(Operations):
         abandon(self, ranks)
         for child in list(self.children):
             child.give_up(ranks, refusal)
-        if self.async_saves is not None:
-            self.async_saves.give_up(ranks)
+        for each in self.attachments.values():
+            each.give_up(ranks)
         if self.comm is not None:
             failures.forget(self.comm)
         self.dispatcher.close(refusal)

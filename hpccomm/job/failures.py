@@ -14,6 +14,7 @@ import functools
 import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +23,14 @@ from ..errors import DistBackendError, RankFailedError, on_rank
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from .reserve import Reserve
+
 HOW_TO_START = "start the job with Open MPI's `mpirun --with-ft ulfm`"
 PAUSE = 0.1  # seconds between two looks for deaths
 LONGEST_NEWS = 5.0  # seconds until a rank that a death has disturbed knows who has died
 
 next_step = "shrink_group() makes a group of the ranks that are left"  # or replace_failed, where there are spares
+reserves: weakref.WeakKeyDictionary[Any, Reserve] = weakref.WeakKeyDictionary()  # of worlds with spares
 unsafe_buffers: list[Any] = []  # buffers that MPI may still write to, because an operation on them has failed
 
 

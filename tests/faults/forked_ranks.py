@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 import hpccomm as hc
+from hpccomm.checkpoint.async_saving import AsyncSaves
 
 ABORTED = 3  # the exit status of a rank that has lost another one
 
@@ -24,7 +25,7 @@ class ForkedRank(hc.ProcessGroup):
     def __init__(self, rank: int, nodes: Sequence[int], sockets: dict[int, socket.socket]) -> None:
         super().__init__(rank, len(nodes), nodes=tuple(nodes))
         self._sockets = sockets
-        self.async_saves = SimpleNamespace(own=self, finish=lambda: None)
+        self.attachments[AsyncSaves] = SimpleNamespace(own=self, finish=lambda: None)
         # on the object: those of the class would pass the dispatcher, to MPI
         here: Any = self
         here.all_gather_object = self._all_gather_object

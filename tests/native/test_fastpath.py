@@ -688,4 +688,4 @@ def test_there_is_one_where_it_can_be_built() -> None:
 def test_info_says_whether_there_is_one() -> None:
     for value, line in [("0", "no: HPCCOMM_NATIVE=0; unset it")] + [("1", "yes")] * (fastpath is not None):
         done = launch(1, sys.executable, "-m", "hpccomm", "info", env={"HPCCOMM_NATIVE": value})
-        assert f"\ncompiled extension    {line}" in done.stdout, done.stdout + done.stderr
+        assert f"\nC extension      {line}" in done.stdout, done.stdout + done.stderr
