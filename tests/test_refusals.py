@@ -132,6 +132,15 @@ def test_completion_of_a_group_shows_what_programs_use(process_group: hc.Process
         inspect.getattr_static(process_group, name)  # the value of one may be refused: nccl_handle
 
 
+def test_completion_of_a_work_shows_what_programs_use() -> None:
+    work = hc.barrier(async_op=True)
+    shown = {name for name in dir(work) if not name.startswith("_")}
+    assert {"wait", "result", "get_future", "op_type"} <= shown
+    assert len(shown) <= 15
+    assert all(hasattr(work, name) for name in shown)
+    work.wait()
+
+
 def test_a_description_that_is_no_text() -> None:
     refused(ValueError, r"group_desc is '\\udcff', which has half a character", hc.new_group, group_desc="\udcff")
 

@@ -24,6 +24,7 @@ from .operations import Operations
 from .options import time_limit
 from .registry import BackendConfig
 from .timeouts import as_seconds
+from .work import own_names
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -356,9 +357,8 @@ class ProcessGroup(Operations):
 
     def __dir__(self) -> list[str]:
         """Return the names for programs, which completion shows; others are for hpccomm's own files."""
-        own = {name for kind in type(self).__mro__ if kind.__module__.split(".")[0] != "hpccomm" for name in vars(kind)}
         operations = {*vars(Operations), *vars(GeneratedOperations)}
-        return sorted({*PUBLIC, *own, *(name for name in operations if not name.startswith("_"))})
+        return sorted({*PUBLIC, *own_names(type(self)), *(name for name in operations if not name.startswith("_"))})
 
     def destroy(self) -> None:
         """Finish what is in flight, free the backends and the communicator. Every rank of the group calls it.

@@ -46,9 +46,18 @@ class WorkStatus(enum.Enum):
     ABORTED = "aborted"
 
 
+PUBLIC = [
+    "wait", "is_completed", "is_success", "status", "exception", "result", "source_rank", "get_duration", "synchronize",
+    "abort", "get_future", "op_type", "sequence_number", "group",
+]  # fmt: skip
 IN_FLIGHT = WorkStatus.IN_FLIGHT  # a look-up in an Enum is slow
 COMPLETED = WorkStatus.COMPLETED
 STATE_LOCK = threading.Lock()  # around a few stores; nobody calls anything inside
+
+
+def own_names(kind: type) -> set[str]:
+    """Return the names that a class has from classes outside hpccomm."""
+    return {name for each in kind.__mro__ if each.__module__.split(".")[0] != "hpccomm" for name in vars(each)}
 
 
 class Progress(NamedTuple):
@@ -134,6 +143,10 @@ class Work:
 
     def __init__(self, finish: Callable[[], None] | None = None) -> None:
         self._finish = finish
+
+    def __dir__(self) -> list[str]:
+        """Return the names for programs, which completion shows; others are for transports and hpccomm's own files."""
+        return sorted({*PUBLIC, *own_names(type(self))})
 
     # -- what a transport writes ---------------------------------------------------------------
 
