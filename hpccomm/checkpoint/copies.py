@@ -24,7 +24,7 @@ class Copies:
         for on_gpu in (False, True):
             places = [i for i, array in enumerate(arrays) if (module_of(array) is not np) == on_gpu]
             copy = _copy_from_gpu if on_gpu else np.copyto
-            for i, target in zip(places, self._fastpath([arrays[i] for i in places], on_gpu)):
+            for i, target in zip(places, self._targets([arrays[i] for i in places], on_gpu)):
                 copy(target, arrays[i])
                 copies[i] = target
         return copies
@@ -34,7 +34,7 @@ class Copies:
         if most is not None and sum(memory.nbytes for memory in self._memory.values()) > most:
             self._memory.clear()
 
-    def _fastpath(self, arrays: Sequence[Any], on_gpu: bool) -> list[Any]:
+    def _targets(self, arrays: Sequence[Any], on_gpu: bool) -> list[Any]:
         """Return arrays with the shapes and dtypes of these."""
         ends = np.cumsum([0, *(-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays)]).tolist()
         if on_gpu not in self._memory or self._memory[on_gpu].nbytes < ends[-1]:

@@ -95,12 +95,10 @@ def agreed(comm: Any, is_cuda_aware: Callable[[], bool], environ: Mapping[str, s
     _run = os.path.basename(settings.debug_dir)
     if settings.gpu_provider != environ.get(GPU_PROVIDER, "").strip():
         os.environ[GPU_PROVIDER] = settings.gpu_provider  # it is read at the first GPU array
-    have_fastpath, are_cuda_aware = zip(
-        *comm.allgather((native.fastpath is not None, asks and is_cuda_aware())), strict=True
-    )
-    if not all(have_fastpath):
+    compiled, cuda_aware = zip(*comm.allgather((native.fastpath is not None, asks and is_cuda_aware())), strict=True)
+    if not all(compiled):
         settings = settings._replace(tuning=settings.tuning._replace(node_bytes=0))
-    return settings._replace(cuda_aware=all(are_cuda_aware)) if asks else settings
+    return settings._replace(cuda_aware=all(cuda_aware)) if asks else settings
 
 
 def unknown(environ: Mapping[str, str]) -> list[str]:

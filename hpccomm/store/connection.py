@@ -29,7 +29,7 @@ class Connections:
     def __init__(self, host: str, port: int, key: bytes) -> None:
         self._where = host, port, key
         self._idle: list[Connection] = []
-        self._fastpath = MOST_IDLE
+        self._most_idle = MOST_IDLE
         self._process = os.getpid()
 
     def open(self, patience: float) -> None:
@@ -60,13 +60,13 @@ class Connections:
                 raise error from None
             answer = connection.ask(request, deadline, limit)
         self._idle.append(connection)
-        if len(self._idle) > self._fastpath:
+        if len(self._idle) > self._most_idle:
             self._idle.pop().close()
         return answer
 
     def close(self) -> None:
         """Close the idle connections now, and the others after their answers."""
-        self._fastpath = 0
+        self._most_idle = 0
         while self._idle:
             self._idle.pop().close()
 

@@ -141,7 +141,7 @@ def in_one_memory(
     inputs = [each for each in _arrays_in(arguments) if not any(each is output for output in outputs)]
     if not inputs:  # what comes out is what went in
         return arguments, outcomes
-    n_in, n_out = sum(map(_fastpath, inputs)), sum(map(_fastpath, outputs))
+    n_in, n_out = sum(map(_padded, inputs)), sum(map(_padded, outputs))
     memory = np.zeros(16 + 2 * (n_in + n_out) * (rank + 2), np.uint8)
     places = _laid_out(outputs, memory, rank * n_out if n_in > n_out else 0, 1 + (how == "strided"))
     given = inputs[::-1] if how == "reversed" else inputs
@@ -157,7 +157,7 @@ def _arrays_in(value: Any) -> list[Any]:
     return [value] if isinstance(value, np.ndarray) else []
 
 
-def _fastpath(array: Any) -> int:
+def _padded(array: Any) -> int:
     return int(-array.nbytes // 16 * -16)
 
 
@@ -167,7 +167,7 @@ def _laid_out(arrays: list[Any], memory: Any, start: int, stride: int = 1) -> di
     for array in arrays:
         strides = [stride * each for each in np.empty_like(array, order="C").strides]
         places[id(array)] = np.ndarray(array.shape, array.dtype, memory, start, strides)
-        start += stride * _fastpath(array)
+        start += stride * _padded(array)
     return places
 
 
