@@ -1,17 +1,17 @@
-"""Checkpoints: the arrays of the ranks of a group on disk, whole at every moment.
+"""Checkpoints: the arrays of a group's ranks on disk; a program that is killed leaves the last one complete.
 
-:func:`save` writes them, :func:`load` reads them on any number of ranks. One folder has the checkpoints of one run::
+:func:`save` writes checkpoints, :func:`load` reads them on any number of ranks. Each run has its own folder::
 
     step-0000000120.json           the manifest, written last: it makes the checkpoint exist
     step-0000000120-5f0c93ab/      its arrays
         rank-0.npy                 the arrays of rank 0: .npy records, at the offsets in the manifest
     .saving                        the lock of a running save
 
-Every file is written under another name, flushed to the disk (fsync) and renamed; so are the entries of folders. Files
-that no manifest names are litter of a killed run: nobody reads them, and the next save removes them.
+Every file is written under another name, flushed to the disk (fsync) and renamed; folder entries are flushed, too. A
+file that no manifest names was left by a killed run: load ignores it, and the next save removes it.
 
-These are files of our own rather than HDF5 or zarr: a kill leaves them whole through fsync and rename, and parallel
-HDF5 has to be built for the MPI. Checksums are CRC-32: against accidents, and three times as fast as hashlib's.
+The format is our own, not HDF5 or zarr: fsync and rename keep it complete after a kill, and parallel HDF5 must be
+built for the MPI. Checksums are CRC-32: they detect accidents, and are three times as fast as hashlib's.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
 
 
 def steps(folder: str | os.PathLike[str]) -> list[int]:
-    """Return the steps of the checkpoints in `folder`. No communication: any process may ask.
+    """Return the steps of the checkpoints in `folder`. No communication: any process may call it.
 
     Parameters
     ----------
@@ -69,10 +69,10 @@ def steps(folder: str | os.PathLike[str]) -> list[int]:
 
 
 def latest(folder: str | os.PathLike[str]) -> int | None:
-    """Return the step of the last checkpoint in `folder`. No communication: any process may ask.
+    """Return the step of the last checkpoint in `folder`. No communication: any process may call it.
 
-    Ranks that ask while another job saves may get different answers. To go on from the last checkpoint, or to begin
-    where there is none, call :func:`load` and expect :class:`NoCheckpointError`, which all ranks get alike.
+    Ranks that call it while another job saves may get different answers. To continue from the last checkpoint, or start
+    if there is none, call :func:`load` and catch :class:`NoCheckpointError`, which is raised on all ranks alike.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def latest(folder: str | os.PathLike[str]) -> int | None:
     Returns
     -------
     int or None
-        None where there is no checkpoint.
+        None if there is no checkpoint.
 
     Examples
     --------
@@ -109,43 +109,42 @@ def save(
 ) -> None:
     """Write a checkpoint; every rank of the group calls it, with its part of each array.
 
-    A program that is killed at any moment, on any rank, leaves the previous checkpoint whole. When the call returns,
+    A program that is killed at any moment, on any rank, leaves the previous checkpoint complete. When the call returns,
     the new one is on the disk.
 
     Parameters
     ----------
     folder : str or path
-        On a file system that all ranks share. It is made where it is missing. One job at a time writes to it, of which
-        the others are told; any number may read.
+        A folder on a file system that all ranks share; created if missing. One job at a time may write to it: other
+        jobs get an error. Any number may read.
     arrays : dict of str to array
-        This rank's part of each *sharded* array: the global array is the parts of all ranks in the order of the ranks,
-        one after the other along `axis`. Parts may have different lengths, also 0. The names, dtypes and the
-        other dimensions are the same on every rank. GPU arrays are copied to the host one by one. Every dtype but
-        object.
+        This rank's part of each *sharded* array: the parts of all ranks, in rank order along `axis`, make the global
+        array. Parts may have different lengths, also 0. Names, dtypes and the other dimensions must be the same on
+        every rank. GPU arrays are copied to the host one by one. Every dtype but object is allowed.
     step : int
-        Its number, 0 or more, the same on every rank.
+        The number of the checkpoint, 0 or more, the same on every rank.
     replicated : dict of str to array, optional
-        Arrays that are the same on every rank, bit for bit, which is checked. The group's first rank writes them.
+        Arrays that are the same on every rank, bit for bit (this is checked). The group's first rank writes them.
     metadata : dict, optional
-        What JSON can hold, and NumPy's numbers. That of the group's first rank counts.
+        Values that JSON can hold, and NumPy numbers. The metadata of the group's first rank is saved.
     axis : int or dict of str to int
-        Along which axis arrays are sharded; a dict has it for some of them, the others have 0.
+        The axis along which arrays are sharded; with a dict, other arrays are sharded along axis 0.
     keep : int or None
-        How many checkpoints stay, with this one, in `folder` and in `local`; None: all. The oldest are removed when
-        this one is complete.
+        The number of checkpoints that stay, including this one, in `folder` and in `local`; None: all. The oldest are
+        removed when this one is complete.
     overwrite : bool
-        Let a step be saved when the folder has later ones, which are removed when this one is complete: for a program
-        that went back. Default: ValueError, before anything is written. The last step itself can always be saved again,
-        and steps that a load has skipped do not count.
+        Allow saving a step although the folder has later ones, which are removed when this one is complete: for a
+        program that went back. Default: ValueError, before anything is written. The last step can always be saved
+        again, and steps that a load has skipped do not count.
     local : str or path, optional
-        Storage of each node alone, such as ``/local/scratch``: one path for all ranks of a node, and perhaps another on
-        another node. Each checkpoint goes to a folder in there that belongs to `folder`; :func:`load` finds it if it is
-        given both. Default: everything goes to `folder`.
+        Storage of one node, such as ``/local/scratch``: the same path for all ranks of a node; nodes may differ. Each
+        checkpoint goes to a subfolder that belongs to `folder`; pass both to :func:`load` to find it. Default:
+        everything goes to `folder`.
     partner : bool
-        With `local`: give a rank of the next node a copy of each rank's file, so that no checkpoint is lost with a
-        node. RuntimeWarning if there is one node.
+        With `local`: copy each rank's file to a rank of the next node, so that losing a node loses no checkpoint.
+        RuntimeWarning if there is only one node.
     drain_every : int or None
-        With `local`: how many checkpoints are one that goes to `folder`, too. 1: each one; None: none.
+        With `local`: every how many checkpoints one also goes to `folder`. 1: each one; None: none.
     group
         See :mod:`hpccomm.api.collectives`.
 
@@ -157,11 +156,11 @@ def save(
     Raises
     ------
     CheckpointError
-        On every rank: a rank could not write (the disk is full, permissions), its file can't be seen by the group's
-        first rank, or another process is saving to the folder. The checkpoints before are as they were.
+        On every rank: a rank could not write (disk full, permissions), the group's first rank can't see a rank's file,
+        or another process is saving to the folder. Earlier checkpoints are unchanged.
     ValueError, TypeError
         On every rank: ranks differ in names, dtypes or shapes, replicated arrays differ, an array is 0-d and not
-        replicated, the folder has a later step, `metadata` is not for JSON.
+        replicated, the folder has a later step, or JSON can't hold `metadata`.
 
     Examples
     --------
@@ -200,38 +199,38 @@ def save_async(
     keep_memory: int | None = None,
     group: Group | None = None,
 ) -> Work:
-    """Copy what a checkpoint is made of, and write it while the program goes on; every rank of the group calls it.
+    """Copy the arrays of a checkpoint, and write it while the program continues; every rank of the group calls it.
 
-    When the call returns, the arrays have been copied, and may change. A thread writes this rank's file, and does not
-    communicate. The checkpoint exists when all ranks have agreed on it, which they do in `wait` of the Work, in the
-    next :func:`save`, :func:`save_async`, :func:`load` or :func:`finish` of this group, when it is destroyed, and at
-    the end of the program; and in `is_completed`, if all of them ask again and again. Until then, a program that is
-    killed leaves the checkpoint before.
+    When the call returns, the arrays have been copied and may change. A thread writes this rank's file, and does not
+    communicate. The checkpoint exists once all ranks have agreed on it: in the Work's `wait`, in the group's next
+    :func:`save`, :func:`save_async`, :func:`load` or :func:`finish`, when the group is destroyed, at the end of the
+    program, or in `is_completed` if all ranks call it repeatedly. A program that is killed before that leaves the
+    previous checkpoint.
 
     Parameters
     ----------
     folder, arrays, step, replicated, metadata, axis, keep, overwrite, local, partner, drain_every
         As for :func:`save`.
     keep_memory : int, optional
-        The memory for the copies stays allocated for the next call, up to this number of bytes on this rank; if it has
-        more, it is freed when the checkpoint is complete. 0: always, which makes every call about as slow as the first.
-        Default: it stays, until the group is destroyed.
+        Memory for the copies stays allocated for the next call if it has at most this number of bytes on this rank;
+        otherwise it is freed when the checkpoint is complete. 0: always free it; every call is then about as slow as
+        the first. Default: keep it until the group is destroyed.
     group
         See :mod:`hpccomm.api.collectives`.
 
     Returns
     -------
     Work
-        It may be dropped. Its `sequence_number` is the step.
+        The program need not keep it. Its `sequence_number` is the step.
 
     Raises
     ------
     CheckpointError, ValueError, TypeError
-        On every rank: as :func:`save`, of what is known when it returns. What goes wrong later (the disk is full) is
-        raised on every rank by the call in which they agree, with the step in its message; that call has done nothing
-        else. If all ranks have seen the error in `wait`, it is not raised again.
+        On every rank: errors that are known when it returns, as in :func:`save`. Later errors (disk full) are raised on
+        every rank by the call in which the ranks agree, with the step in the message; that call does nothing else. If
+        all ranks have seen the error in `wait`, it is not raised again.
     MemoryError
-        On every rank: there is no memory for the copies of some rank.
+        On every rank: some rank has no memory for the copies.
 
     Examples
     --------
@@ -257,9 +256,7 @@ def save_async(
 
 
 def finish(group: Group | None = None) -> None:
-    """Complete the checkpoint that :func:`save_async` has begun; every rank of the group calls it.
-
-    Without one under way it returns at once.
+    """Complete the checkpoint that :func:`save_async` has begun, if any; every rank of the group calls it.
 
     Parameters
     ----------
@@ -299,43 +296,43 @@ def load(
     local: str | os.PathLike[str] | None = None,
     group: Group | None = None,
 ) -> Checkpoint:
-    """Read a checkpoint; every rank of the group calls it, and any number of ranks can read what others have written.
+    """Read a checkpoint, on any number of ranks; every rank of the group calls it.
 
-    On as many ranks as have saved it each rank gets the part of each sharded array that the rank of the same number
-    saved. On another number of ranks each gets an even part (those of :func:`numpy.array_split`). Every byte that is
-    read is compared with its checksum.
+    On as many ranks as saved it, each rank gets the part of each sharded array that the same rank saved. On another
+    number of ranks, each gets an even part (as in :func:`numpy.array_split`). Every byte that is read is compared with
+    its checksum.
 
     Parameters
     ----------
     folder : str or path
-        Where :func:`save` wrote it.
+        The folder that was given to :func:`save`.
     step : int, optional
-        Which one. Default: the last.
+        The step to read. Default: the last.
     parts : dict of str to slice, optional
-        What this rank reads instead, for some or all sharded arrays: indices of the global array along the axis that
-        it is sharded along.
+        The part of some or all sharded arrays that this rank reads instead: indices of the global array along its
+        sharded axis.
     fall_back : bool
-        Read the step before, and warn, where a checkpoint is damaged; the next save removes what was skipped. Default:
+        If a checkpoint is damaged, warn and read the step before it; the next save removes the damaged ones. Default:
         CheckpointError.
     local : str or path, optional
-        That of :func:`save`: read the last step that is whole, on the nodes or in `folder`. What a rank needs of other
-        nodes' files comes by messages. A later step that is not whole is a warning, and the next save removes it.
+        The `local` of :func:`save`: read the last complete step, from the nodes or from `folder`. Parts in other nodes'
+        files arrive by messages. A later, incomplete step causes a warning, and the next save removes it.
     group
         See :mod:`hpccomm.api.collectives`.
 
     Returns
     -------
     Checkpoint
-        Its arrays are host arrays in memory of their own.
+        Its arrays are host arrays that own their memory.
 
     Raises
     ------
     NoCheckpointError
-        On every rank: there is none.
+        On every rank: there is no checkpoint, or not the one of `step`.
     CheckpointError
-        On every rank: a file is damaged or can't be read; the message says which, and what to type.
+        On every rank: a file is damaged or can't be read; the message names it, and says what to type.
     ValueError, TypeError
-        On every rank: `parts` names what is not there or not sharded, or has a slice with a step.
+        On every rank: `parts` names an array that is missing or not sharded, or has a slice with a step.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""Saving while the program goes on: the arrays are copied, a thread writes the copies, and the ranks agree later.
+"""Saving while the program continues: the arrays are copied, a thread writes the copies, and the ranks agree later.
 
-The thread has this rank's file to write, and nothing else: it never communicates. What has to be agreed on is agreed in
-calls that the program makes anyway, with messages of a group of its own, so that they can't be taken for others.
+The thread only writes this rank's file; it never communicates. The ranks agree during calls that the program makes
+anyway. Their messages use a communicator of their own, so they can't match the program's messages.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from .copies import Copies
 from .saving import Saving
 from .together import CheckpointError, Exchanges, exchanged, waited_for
 
-under_way: dict[AsyncSaves, None] = {}  # those that have a save under way, in the order of their beginning
+under_way: dict[AsyncSaves, None] = {}  # those with a save under way, in the order of its start
 
 
 class AsyncSave(Work):
-    """The Work of one asynchronous save. No group follows it: what ranks wait for is the exchanges in it."""
+    """The Work of one asynchronous save. No group follows it: ranks wait for the exchanges in it instead."""
 
     def __init__(self, saving: Saving, group: ProcessGroup, writer: SimpleQueue[Saving | None]) -> None:
         super().__init__()
@@ -45,11 +45,11 @@ class AsyncSave(Work):
         self.saving = saving
         self._exchanges = exchanged(saving.end(), functools.partial(words_of_all, group))
         self._exchange: Work | None = None
-        self.lost: Exception | None = None  # the reason why it has been given up
+        self.lost: Exception | None = None  # the reason why the save was given up
         writer.put(saving)
 
     def poll(self) -> bool:
-        """Return True if the checkpoint is complete; raise the error that it has failed with on every rank."""
+        """Return True if the checkpoint is complete; raise the error if it has failed (on every rank)."""
         if self.lost is not None:
             raise self.lost
         if not self.saving.is_written.is_set():
@@ -57,7 +57,7 @@ class AsyncSave(Work):
         while self._exchange is None or self._exchange.has_ended():
             try:
                 if self._exchange is not None:
-                    self._exchange.wait()  # which raises its error
+                    self._exchange.wait()  # raises its error
                 self._exchange = next(self._exchanges)
             except StopIteration as end:
                 self._tell(end.value)
@@ -72,13 +72,13 @@ class AsyncSave(Work):
                 self._exchange.wait()
 
     def _tell(self, warned: list[str] | None) -> None:
-        if warned is None:  # of a generator that has ended before
+        if warned is None:  # the generator had ended before
             raise CheckpointError(f"{self.saving.operation}: it was interrupted before its end{on_rank()}")
         for text in warned:
-            self.add_done_callback(functools.partial(_warn, text))  # where -W error makes no error of it
+            self.add_done_callback(functools.partial(_warn, text))  # -W error can't raise there
 
     def let_go(self) -> None:
-        """Let the thread end, and give the folder free."""
+        """Wait until the thread has written the file, and release the folder."""
         self.saving.is_written.wait()
         self._exchanges.close()
         self.saving.release()
@@ -92,29 +92,29 @@ class AsyncSaves:
         self.own = group if group.size == 1 else own_group(group)
         self._copies = Copies()
         self._under_way: AsyncSave | None = None
-        # One thread for all saves: while a new one starts, the program would wait for it.
+        # One thread for all saves: the program would wait for the start of a new one.
         self._writer: SimpleQueue[Saving | None] = SimpleQueue()
         threading.Thread(target=_write, args=(self._writer,), name="hpccomm-checkpoint", daemon=True).start()
         weakref.finalize(self, self._writer.put, None)
 
     @classmethod
     def of(cls, group: ProcessGroup) -> AsyncSaves:
-        """Return those of a group; the first call is collective."""
+        """Return the saves of a group; the first call is collective."""
         if cls not in group.attachments:
             group.attachments[cls] = cls(group)
             _finish_at_exit()
         return cast("AsyncSaves", group.attachments[cls])
 
     def begin(self, saving: Saving, metadata: Any, keep: Any, overwrite: bool) -> Work:
-        """Copy the arrays, and begin to write them; every rank calls it."""
+        """Copy the arrays, and start writing them; every rank calls it."""
         self.finish()
         try:
             saving.begin(metadata, keep, overwrite, functools.partial(self._copy, saving))
-            saving.operation += f" of step {saving.step}"  # its errors come in other calls
+            saving.operation += f" of step {saving.step}"  # later calls raise its errors
             self._under_way = work = AsyncSave(saving, self.own, self._writer)
         except BaseException:
             saving.release()
-            if saving.first:  # its arguments are right, and copies may have been made
+            if saving.first:  # the arguments were right, so copies may have been made
                 self._free(saving)
             raise
         under_way[self] = None
@@ -122,7 +122,7 @@ class AsyncSaves:
         return work
 
     def finish(self) -> None:
-        """End the save under way; every rank calls it. Raise its error on every rank, unless all have seen it."""
+        """Complete the save under way; every rank calls it. Raise its error on every rank, unless all have seen it."""
         work = self._under_way
         if work is None:
             return
@@ -130,7 +130,7 @@ class AsyncSaves:
         try:
             work.wait()
         except Exception as error:
-            if not work.is_notified:  # it is too late, or a signal's handler has raised
+            if not work.is_notified:  # a timeout, or a signal handler's exception
                 raise
             self._end(work)
             if isinstance(error, DistError) or not all(waited_for(words_of_all(self.own, was_seen))):
@@ -139,7 +139,7 @@ class AsyncSaves:
             self._end(work)
 
     def give_up(self, dead: Sequence[int]) -> None:
-        """Give up the save under way, without the other ranks: the (global) ranks `dead` have died."""
+        """Give up the save under way, without the other ranks: the global ranks `dead` have died."""
         work = self._under_way
         if work is not None:
             work.lost = failures.rank_failed(work.saving.operation, tuple(dead))
@@ -152,12 +152,12 @@ class AsyncSaves:
         self._free(work.saving)
 
     def _free(self, saving: Saving, _: object = None) -> None:
-        """Keep the memory for copies, or free it; the copies are used no more."""
+        """Keep or free the memory for copies, which are no longer used."""
         saving.views.clear()
         self._copies.keep(saving.keep_memory)
 
     def _copy(self, saving: Saving) -> None:
-        """Put copies in the place of the arrays."""
+        """Replace the arrays by copies."""
         names = [(kind, name) for kind, views in saving.views.items() for name in views]
         try:
             copies = self._copies.of([saving.views[kind][name] for kind, name in names])
@@ -169,10 +169,10 @@ class AsyncSaves:
 
 
 def _write(savings: SimpleQueue[Saving | None]) -> None:
-    """Write this rank's files, in a thread of its own."""
+    """Write the files of saves, in a thread."""
     while (saving := savings.get()) is not None:
         saving.write()
-        del saving  # and its group, while the thread waits
+        del saving  # free it and its group while the thread waits
 
 
 def _warn(text: str, _: Work) -> None:
@@ -180,7 +180,7 @@ def _warn(text: str, _: Work) -> None:
 
 
 def own_group(group: ProcessGroup) -> ProcessGroup:
-    """Return a new group of the same ranks, with which it is destroyed; every rank calls it."""
+    """Return a new group of the same ranks, which is destroyed with `group`; every rank calls it."""
     usable("checkpoint.save_async", group)
     group.agree_on("checkpoint.save_async")
     with failures.translating("checkpoint.save_async", group.comm):
@@ -197,7 +197,7 @@ def own_group(group: ProcessGroup) -> ProcessGroup:
 
 
 def words_of_all(group: ProcessGroup, mine: object) -> Exchanges[list[Any]]:
-    """Return the words of all ranks, which JSON can hold, without blocking."""
+    """Return the words of all ranks without blocking; JSON must be able to hold them."""
     if group.size == 1:
         return [mine]
     word = np.frombuffer(json.dumps(mine).encode(), np.uint8)
@@ -216,11 +216,11 @@ def _finish_at_exit() -> None:
 
 
 def _at_exit(pid: int) -> None:
-    """End the saves under way, at the end of a program that has not destroyed its groups."""
+    """Complete the saves under way when a program ends without destroying its groups."""
     if os.getpid() != pid or mpi_library.is_finalized():
         return
     for saves in list(under_way):
         try:
             saves.finish()
         except Exception as error:
-            sys.excepthook(type(error), error, error.__traceback__)  # which ends the job, if there are other ranks
+            sys.excepthook(type(error), error, error.__traceback__)  # ends the job, if there are other ranks

@@ -1,4 +1,4 @@
-"""Copies of arrays on the host, in memory that is kept from save to save."""
+"""Copies of arrays on the host, in memory that is reused from save to save."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ ALIGNMENT = 64  # bytes
 
 
 class Copies:
-    """Memory for copies. New memory has a page fault for each of its pages, which takes longer than the copy."""
+    """Memory for copies. It is reused because the page faults of new memory take longer than the copy."""
 
     def __init__(self) -> None:
         self._memory: dict[bool, Any] = {}  # True: page-locked, for the copies of GPU arrays
 
     def of(self, arrays: Sequence[Any]) -> list[Any]:
-        """Return copies in C order, which are whole on return; of GPU arrays, as the current stream has them."""
+        """Return finished copies in C order; GPU arrays are copied on the current stream."""
         copies: list[Any] = [None] * len(arrays)
         for on_gpu in (False, True):
             places = [i for i, array in enumerate(arrays) if (module_of(array) is not np) == on_gpu]
@@ -30,15 +30,15 @@ class Copies:
         return copies
 
     def keep(self, most: int | None) -> None:
-        """Free the memory if it has more than so many bytes, None: no limit. The copies are used no more."""
+        """Free the memory if it has more than `most` bytes (None: no limit). The copies are no longer used."""
         if most is not None and sum(memory.nbytes for memory in self._memory.values()) > most:
             self._memory.clear()
 
     def _targets(self, arrays: Sequence[Any], on_gpu: bool) -> list[Any]:
-        """Return arrays with the shapes and dtypes of these."""
+        """Return uninitialised arrays with the shapes and dtypes of `arrays`, in the reused memory."""
         ends = np.cumsum([0, *(-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays)]).tolist()
         if on_gpu not in self._memory or self._memory[on_gpu].nbytes < ends[-1]:
-            self._memory.pop(on_gpu, None)  # first: there may not be room for both
+            self._memory.pop(on_gpu, None)  # first: both may not fit
             self._memory[on_gpu] = _allocated(ends[-1], on_gpu)
         return [np.ndarray(each.shape, each.dtype, self._memory[on_gpu], at) for each, at in zip(arrays, ends)]
 

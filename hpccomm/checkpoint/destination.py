@@ -1,4 +1,4 @@
-"""Destination: where the files of one checkpoint go, and how they come to exist there together."""
+"""Destination: the folder of one checkpoint, and how the files in it are published at once."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .writer import WriterLock, in_words
 
 @dataclass
 class Destination:
-    """A folder that all ranks share, in which one step is being saved.
+    """A folder that all ranks share, to which one step is being saved.
 
-    Each rank writes its file and may remove it; the rest is for the `leader`, which has the lock.
+    Each rank writes and may remove its own file; the `leader` holds the lock and does the rest.
     """
 
     folder: Path
-    leader: int = 0  # the rank of the group that does what is done once
+    leader: int = 0  # the rank of the group that takes the lock and writes the manifest
     step: int = -1
     data: Path = Path()  # the step's folder, with the files of the ranks
     lock: WriterLock | None = None
@@ -41,21 +41,21 @@ class Destination:
     # -- each rank -------------------------------------------------------------------------------
 
     def write(self, rank: int, write: Callable[[Any], object]) -> int:
-        """Write the file of a rank by `write`, durably; return its size in bytes."""
+        """Write the file of a rank durably, by calling `write`; return its size in bytes."""
         files.make_folder(self.data)
         return files.write_durably(self.data / file_of(rank), write)
 
     def undo(self, rank: int) -> None:
-        """Remove the file of a rank: the checkpoint has failed on every rank."""
+        """Remove the file of a rank, after the checkpoint has failed on every rank."""
         with suppress(OSError):
             os.unlink(self.data / file_of(rank))
         with suppress(OSError):
-            os.rmdir(self.data)  # the last rank can
+            os.rmdir(self.data)  # succeeds on the last rank
 
     # -- the leader ------------------------------------------------------------------------------
 
     def refuse_later_steps(self, step: int, overwrite: bool) -> None:
-        """Raise if the folder has a later step, unless it will be removed, or was skipped as damaged by a load."""
+        """Raise if the folder has a later step that will not be removed and that no load has skipped as damaged."""
         there = max(set(files.steps_in(self.folder)) - SkippedSteps(self.folder).steps(), default=-1)
         if there > step and not overwrite:
             by = ""
@@ -67,10 +67,10 @@ class Destination:
             )
 
     def take(self, overwrite: bool) -> None:
-        """Take the lock of the folder."""
+        """Take the folder's lock."""
         files.make_folder(self.folder)
         self.lock = WriterLock(self.folder)
-        self.refuse_later_steps(self.step, overwrite)  # again: it may have been saved since
+        self.refuse_later_steps(self.step, overwrite)  # again: another process may have saved it since
         manifests = (files.manifest_path(self.folder, step) for step in files.steps_in(self.folder))
         self.last_published = max((each.stat().st_mtime for each in manifests), default=0.0)
 
@@ -80,13 +80,13 @@ class Destination:
             self.lock.release()
 
     def see_all(self, ranks: tuple[int, ...], sizes: list[int | None]) -> None:
-        """Raise unless the file of each rank has its size; None: there is no file. `ranks` are their global ranks."""
+        """Raise unless the file of each rank has its size (None: no file). `ranks` are the global ranks."""
         for rank, expected in enumerate(sizes):
             if expected is None:
                 continue
             path = self.data / file_of(rank)
             try:
-                with open(path, "rb") as file:  # on NFS it is opening that asks the server
+                with open(path, "rb") as file:  # on NFS, open asks the server
                     nbytes = os.fstat(file.fileno()).st_size
             except FileNotFoundError:
                 raise CheckpointError(
@@ -97,7 +97,7 @@ class Destination:
                 raise CheckpointError(f"{path} has {nbytes} bytes, but rank {ranks[rank]} has written {expected}")
 
     def publish(self, body: dict[str, Any], see_all: Callable[[], None]) -> None:
-        """Write the manifest: from then on there is a checkpoint."""
+        """Write the manifest, which makes the checkpoint exist."""
         path, is_undone = files.manifest_path(self.folder, self.step), False
 
         def undo() -> None:
@@ -127,7 +127,7 @@ class Destination:
         if keep is not None:
             earlier = [each for each in there if each < self.step and each not in unwanted]
             unwanted |= set(earlier[: max(0, len(earlier) - (keep - 1))])
-        # Younger files may be another writer's, unless the lock proves that there is none.
+        # Younger files may belong to another writer, unless the lock proves that there is none.
         oldest_spared = None if self._is_alone() else self.last_published
         left = prune(self.folder, unwanted - {self.step}, self.step, self.data.name, oldest_spared)
         skipped.forget()
@@ -138,5 +138,5 @@ class Destination:
 
 
 def file_of(rank: int) -> str:
-    """Return the name of the file of a rank of the group."""
+    """Return the name of the file of `rank`, a rank of the group."""
     return f"rank-{rank}.npy"

@@ -1,4 +1,4 @@
-"""Copies of what is on the nodes to the folder that all ranks share, after the job: each node for itself."""
+"""Copy a node's checkpoint files to the shared folder after the job, on each node independently."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .together import CheckpointError
 
 
 def drain(found: Found, folder: Path) -> tuple[int, int]:
-    """Copy the files of a step from a node's folder; return how many are there then, of how many.
+    """Copy the files of a step from a node's folder; return the number of files now in `folder`, and of all files.
 
-    Whoever finds that all are there writes the manifest; so no node has to wait for another. CheckpointError if a file
-    is damaged, or a job has saved to the folder meanwhile.
+    The node that completes the set writes the manifest, so no node waits for another. CheckpointError if a file is
+    damaged, or a job has saved to the folder meanwhile.
     """
     assert found.body is not None
     sizes, data = files.sizes_of_files(found.body), folder / str(found.body["folder"])

@@ -1,4 +1,4 @@
-"""A checkpoint as one file of HDF5, or one folder of zarr, that any program reads: global arrays under their names."""
+"""Export a checkpoint to an HDF5 file or a zarr folder, with the global arrays under their names."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from . import files
 from .parts import PathOf, length_of, read_part
 from .together import CheckpointError
 
-PIECE = 64 << 20  # bytes of an array in memory at a time, or one row of it where that is more
+PIECE = 64 << 20  # bytes of an array in memory at a time, or one row if that is larger
 CHUNK = 8 << 20  # bytes of a chunk of zarr at most
 
 
 def export(body: dict[str, Any], path_of: PathOf, target: Path) -> None:
-    """Write the arrays of a manifest to `target`, whose name says in which format; CheckpointError if that can't be.
+    """Write the arrays of a manifest to `target`, in the format of its suffix; CheckpointError if that is impossible.
 
     `target` appears when it is complete.
     """
@@ -37,7 +37,7 @@ def export(body: dict[str, Any], path_of: PathOf, target: Path) -> None:
     unfinished = target.with_name(f"{target.stem}.{os.urandom(4).hex()}.tmp{target.suffix}")
     try:
         with write(unfinished, _facts(body)) as create:
-            # all of them first: what the format can't hold is found before hours of copying
+            # create all first: this finds data that the format can't hold before hours of copying
             outputs = {name: create(name, described) for name, described in arrays.items()}
             for name, put in outputs.items():
                 _copy(body["block"], path_of, arrays[name], put)
@@ -50,12 +50,12 @@ def export(body: dict[str, Any], path_of: PathOf, target: Path) -> None:
 
 
 def _facts(body: dict[str, Any]) -> dict[str, Any]:
-    """Return what is said of the whole checkpoint."""
+    """Return the attributes of the whole checkpoint."""
     return {name: body[name] for name in ("step", "ranks", "metadata")}
 
 
 def _facts_of_array(described: dict[str, Any]) -> dict[str, Any]:
-    """Return what is said of one array: of a sharded one also how it was sharded."""
+    """Return the attributes of one array; those of a sharded array also describe its shards."""
     facts = {"dtype": described["dtype"]}
     if "axis" in described:
         facts |= {"axis": described["axis"], "lengths": [shard["length"] for shard in described["shards"]]}
@@ -63,7 +63,7 @@ def _facts_of_array(described: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_names(names: dict[str, Any]) -> None:
-    """Raise if the names are no paths of arrays: both formats have groups, as folders, and "/" between them."""
+    """Raise if a name is no array's path: in both formats "/" separates groups, like folders."""
     for name in names:
         parts = name.split("/")
         above = {"/".join(parts[:count]) for count in range(1, len(parts))}
@@ -74,11 +74,11 @@ def _check_names(names: dict[str, Any]) -> None:
 
 
 def _copy(block: int, path_of: PathOf, described: dict[str, Any], put: Callable[[Any, Any], None]) -> None:
-    """Copy an array piece by piece, along the axis that it is sharded along."""
+    """Copy an array piece by piece, along its sharded axis."""
     axis, length = described.get("axis", 0), length_of(described)
     row = max(1, files.row_bytes(described))
     count = max(1, PIECE // row)
-    if rows_of_chunk := _chunks(described)[axis : axis + 1]:  # a chunk that comes in two pieces is written twice
+    if rows_of_chunk := _chunks(described)[axis : axis + 1]:  # a chunk in two pieces is written twice
         count = max(1, count // rows_of_chunk[0]) * rows_of_chunk[0]
     for begin in range(0, length, count):
         end = min(begin + count, length)
@@ -87,7 +87,7 @@ def _copy(block: int, path_of: PathOf, described: dict[str, Any], put: Callable[
 
 
 def _chunks(described: dict[str, Any]) -> tuple[int, ...]:
-    """Return the shape of chunks of some MiB: all of the rows of the sharded axis that fit, or parts of one."""
+    """Return a chunk shape of some MiB: as many rows of the sharded axis as fit, or part of one row."""
     axis, shape = described.get("axis", 0), [max(1, length) for length in described["shape"]]
     itemsize = files.dtype_from_text(described["dtype"]).itemsize
     for each in (axis, *(other for other in range(len(shape)) if other != axis)):
@@ -96,7 +96,7 @@ def _chunks(described: dict[str, Any]) -> tuple[int, ...]:
     return tuple(shape)
 
 
-# -- formats: each yields a function that makes an array, which returns one that writes a part of it ---------------
+# -- formats: each yields a function that creates an array and returns a function that writes part of it -----------
 
 Create = Callable[[str, "dict[str, Any]"], Callable[[Any, Any], None]]
 
@@ -104,7 +104,7 @@ Create = Callable[[str, "dict[str, Any]"], Callable[[Any, Any], None]]
 @contextmanager
 def _hdf5(path: Path, facts: dict[str, Any]) -> Iterator[Create]:
     h5py = _library("h5py", ".zarr")
-    # of HDF5 1.8, 2008, and later: attributes may have more than 64 KiB
+    # HDF5 1.8 (2008) and later: attributes may exceed 64 KiB
     with h5py.File(path, "x", libver=("v108", "latest")) as file:
         file.attrs.update({**facts, "metadata": json.dumps(facts["metadata"])})
 
@@ -141,7 +141,7 @@ def _zarr(path: Path, facts: dict[str, Any]) -> Iterator[Create]:
         dtype = str if given.kind == "U" else _standard(given)
         make = root.create_array if hasattr(root, "create_array") else root.create_dataset  # zarr 3, zarr 2
         with _refused(name, given, ".h5"):
-            if given.char in "gG":  # which zarr 2 writes, and zarr 3 does not read
+            if given.char in "gG":  # zarr 2 writes it, but zarr 3 can't read it
                 raise TypeError("zarr has no numbers of this precision")
             array = make(name, shape=tuple(described["shape"]), dtype=dtype, chunks=_chunks(described))
         array.attrs.update(_facts_of_array(described))
@@ -167,7 +167,7 @@ def _library(name: str, other: str) -> Any:
 
 @contextmanager
 def _refused(name: str, dtype: Any, other: str) -> Iterator[None]:
-    """Say which array a library has refused, and what may be done."""
+    """Translate a library's error; the message names the array and the other format."""
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -175,7 +175,7 @@ def _refused(name: str, dtype: Any, other: str) -> Iterator[None]:
 
 
 def _standard(dtype: Any) -> Any:
-    """Return the dtype of NumPy that has all values of `dtype`, which may be one of ml_dtypes."""
+    """Return the NumPy dtype that holds all values of `dtype`, which may be from ml_dtypes."""
     if not files.is_of_ml_dtypes(dtype):
         return dtype
     wider = (np.uint8, np.int8, np.float32)

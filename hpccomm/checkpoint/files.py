@@ -1,4 +1,4 @@
-"""The files of checkpoints: names, manifests, dtypes and bytes of arrays, and durable writes."""
+"""Files of checkpoints: names, manifests, dtypes and bytes of arrays, and durable writes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from .together import CheckpointError, NoCheckpointError
 T = TypeVar("T")
 
 FORMAT = "hpccomm checkpoint 1"
-BLOCK = 4 << 20  # bytes of one checksum: a part of an array can be read and verified alone
-LARGE = 1 << 20  # bytes of a block that the disk may begin with while others follow
-_STEP = r"step-(\d{10}|[1-9]\d{10,})"  # as `name_of` makes it: a file step-7 is not ours
+BLOCK = 4 << 20  # bytes per checksum: a part of an array can be read and verified alone
+LARGE = 1 << 20  # bytes: a block of this size or more goes to the disk at once, while others follow
+_STEP = r"step-(\d{10}|[1-9]\d{10,})"  # the form that `name_of` writes: a file step-7 is not ours
 MANIFEST = re.compile(rf"{_STEP}\.json", re.ASCII)
 DATA = re.compile(rf"{_STEP}-[0-9a-f]{{8}}", re.ASCII)
 UNFINISHED = re.compile(rf"{_STEP}\.json\.[0-9a-f]{{8}}\.tmp", re.ASCII)
 OF_A_RANK = re.compile(r"rank-(\d+)\.npy", re.ASCII)
-PASSING = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)  # of a file server that is away for a moment
+PASSING = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)  # of a file server that is briefly away
 PAUSES = (0.1, 1.0, 3.0)  # seconds between the attempts
 
 
@@ -42,12 +42,12 @@ PAUSES = (0.1, 1.0, 3.0)  # seconds between the attempts
 
 
 def name_of(step: int) -> str:
-    """Return the prefix of the names of a step's files, which sort by step."""
+    """Return the file name prefix of a step; names sort by step."""
     return f"step-{step:010}"
 
 
 def rank_of(file: str) -> int:
-    """Return whose file it is, from its name in a manifest."""
+    """Return the rank of a file, from its name in a manifest."""
     found = OF_A_RANK.fullmatch(file)
     assert found is not None
     return int(found[1])
@@ -68,13 +68,13 @@ def steps_in(folder: Path) -> list[int]:
 
 
 def sealed(body: dict[str, Any]) -> bytes:
-    """Return the bytes of a manifest: JSON, with the checksum of the other lines in the first."""
+    """Return the bytes of a manifest: JSON; the first line has the checksum of the others."""
     rest = json.dumps(body).removeprefix("{").encode()
     return b'{"crc32": "%08x",\n%s\n' % (zlib.crc32(rest), rest)
 
 
 def read_manifest(folder: Path, step: int) -> dict[str, Any]:
-    """Return the verified content of a manifest; CheckpointError if it is damaged, or not of `save`."""
+    """Return the verified content of a manifest; CheckpointError if it is damaged, or not written by `save`."""
     path = manifest_path(folder, step)
     try:
         first, _, rest = patiently(path.read_bytes).partition(b"\n")
@@ -89,7 +89,7 @@ def read_manifest(folder: Path, step: int) -> dict[str, Any]:
         _check(body, step)
     except CheckpointError:
         raise
-    except Exception as error:  # another program has written it, with a right checksum
+    except Exception as error:  # written by another program, with a valid checksum
         raise CheckpointError(f"the manifest {path} is damaged: {type(error).__name__}: {error}") from None
     return body
 
@@ -117,7 +117,7 @@ def _check(body: dict[str, Any], step: int) -> None:
             require(not dtype.hasobject, described["dtype"])
             lengths = [number(shard["length"]) for shard in described["shards"]]
             require(kind == "arrays" or len(lengths) == 1, described["shards"])
-            whole = shape or [1]  # one of 0 dimensions is a row
+            whole = shape or [1]  # a 0-d array is one row
             require(sum(lengths) == whole[number(axis)], shape)
             for length in whole:
                 number(length)
@@ -129,14 +129,14 @@ def _check(body: dict[str, Any], step: int) -> None:
 
 
 def row_bytes(described: dict[str, Any]) -> int:
-    """Return the bytes of one row of an array as it is stored, with the sharded axis first."""
+    """Return the bytes of one row of a stored array, with the sharded axis first."""
     axis, shape = described.get("axis", 0), described["shape"]
     nbytes: int = dtype_from_text(described["dtype"]).itemsize
     return nbytes * int(math.prod((*shape[:axis], *shape[axis + 1 :])))
 
 
 def shards_of_files(body: dict[str, Any]) -> dict[str, list[tuple[dict[str, Any], int]]]:
-    """Return the files that a manifest names, each with its shards and their bytes, in the order of their offsets."""
+    """Return each file that a manifest names, with its shards and their bytes, in the order of their offsets."""
     found: dict[str, list[tuple[dict[str, Any], int]]] = {}
     for kind in ("arrays", "replicated"):
         for described in body[kind].values():
@@ -155,7 +155,7 @@ def sizes_of_files(body: dict[str, Any]) -> dict[str, int]:
 
 
 def data_of(folder: Path, step: int) -> str | None:
-    """Return the name of the folder with a step's arrays, from its manifest; None without one."""
+    """Return the name of the folder with a step's arrays, from its manifest, or None."""
     try:
         return str(read_manifest(folder, step)["folder"])
     except (CheckpointError, OSError):
@@ -163,7 +163,7 @@ def data_of(folder: Path, step: int) -> str | None:
 
 
 def patiently(read: Callable[[], T]) -> T:
-    """Return the outcome of `read`, called again after a passing failure of the file system."""
+    """Return the result of `read`; retry after temporary failures of the file system."""
     for pause in PAUSES:
         try:
             return read()
@@ -186,7 +186,7 @@ def size_of(path: Path) -> int | None:
 
 
 def contents_of(path: Path) -> Callable[[Any], None]:
-    """Return what writes the contents of a file to another, for `write_durably`."""
+    """Return a function for `write_durably` that writes the contents of the file `path`."""
 
     def write(out: Any) -> None:
         with open(path, "rb") as file:
@@ -197,9 +197,9 @@ def contents_of(path: Path) -> Callable[[Any], None]:
 
 
 def write_durably(path: Path, write: Callable[[Any], object], undo: Callable[[], object] = lambda: None) -> int:
-    """Write a file by `write`, flush it, and rename it to `path`; return its size in bytes.
+    """Write a file by calling `write`, flush it, and rename it to `path`; return its size in bytes.
 
-    After an error, `undo` is called if the file certainly does not have that name.
+    After an error, call `undo` if the file certainly does not have that name.
     """
     temporary = temporary_of(path)
     may_be_there = False
@@ -222,32 +222,32 @@ def write_durably(path: Path, write: Callable[[Any], object], undo: Callable[[],
 
 
 def temporary_of(path: Path) -> Path:
-    """Return another name in the same folder, which nobody else has."""
+    """Return a unique name in the same folder."""
     return Path(f"{path}.{os.urandom(4).hex()}.tmp")
 
 
 def create(path: Path) -> Any:
-    """Return a new file, open for writing; never through a link that a stranger has put there."""
+    """Create a file and open it for writing; never follow a link that another user has put there."""
     return open(path, "xb")  # O_EXCL
 
 
 def write_block(file: Any, block: Any) -> None:
-    """Write a block, and let the system bring it to the disk at once: it does, while the next one is made."""
+    """Write a block; the system starts to bring it to the disk while the next block is prepared."""
     file.write(block)
     if len(block) < LARGE or not hasattr(os, "posix_fadvise"):
         return
-    with suppress(OSError):  # of a file system that has no such advice; what is not clean yet stays in memory
+    with suppress(OSError):  # file systems without this advice; pages that are still dirty stay in memory
         os.posix_fadvise(file.fileno(), file.tell() - len(block), len(block), os.POSIX_FADV_DONTNEED)
 
 
 def flush(file: Any) -> None:
-    """Bring what has been written to the disk."""
+    """Bring the written data to the disk."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and its parents durably; other ranks may be doing the same."""
+    """Create a folder and its parents durably; other ranks may be doing the same."""
     if path.is_dir():
         return
     make_folder(path.parent)
@@ -260,13 +260,13 @@ def fsync_folder(path: Path) -> None:
     """Flush the entries of a folder to the disk."""
     try:
         number = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    except PermissionError as error:  # it may be written and entered, but not listed
+    except PermissionError as error:  # the folder may be writable, but not listable
         _warn_of(path, str(error))
         return
     try:
         os.fsync(number)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EBADF):  # of file systems that can't, and need not: CIFS, some FUSE
+        if error.errno not in (errno.EINVAL, errno.EBADF):  # file systems that can't, and need not: CIFS, some FUSE
             raise
     finally:
         os.close(number)
@@ -274,7 +274,7 @@ def fsync_folder(path: Path) -> None:
 
 @functools.cache
 def _warn_of(path: Path, why: str) -> None:
-    """Warn once of a folder whose entries can't be flushed."""
+    """Warn once about a folder whose entries can't be flushed."""
     warnings.warn(
         f"checkpoint.save: the names in {path} can't be brought to the disk ({why}): if its node fails in the next "
         f"seconds, the new folder in it may be gone{on_rank()}",
@@ -287,18 +287,18 @@ def _warn_of(path: Path, why: str) -> None:
 
 
 def with_axis_first(view: Any, axis: int) -> Any:
-    """Return a view with an axis first, as it is stored: the part of a rank, for any number of them, is one run."""
+    """Return a view with `axis` first, as it is stored: the part of each rank is contiguous, however many there are."""
     return module_of(view).moveaxis(view, axis, 0) if axis else view
 
 
 def stored(view: Any) -> Any:
     """Return an array as it is stored: on the host, in C order."""
     if module_of(view) is not np:
-        from ..cuda.packing import on_the_host  # which needs CuPy
+        from ..cuda.packing import on_the_host  # needs CuPy
 
         view = on_the_host(view)
     array = without_padding(np.asarray(view, order="C"))
-    # .npy has no word for bfloat16 and its like: their bytes are stored as integers
+    # .npy can't describe bfloat16 and similar dtypes: their bytes are stored as integers
     return array.view(f"u{array.dtype.itemsize}") if is_of_ml_dtypes(array.dtype) else array
 
 
@@ -311,7 +311,7 @@ def without_padding(array: Any) -> Any:
     for name in dtype.names or ():
         clean[name] = without_padding(array[name])
     if dtype.names is None:
-        used = slice(10) if dtype.isnative else slice(-10, None)  # of 12 or 16; a complex number is two of them
+        used = slice(10) if dtype.isnative else slice(-10, None)  # of 12 or 16; a complex number has two of them
         rows = (-1, np.dtype(np.longdouble).itemsize)
         as_bytes(clean).reshape(rows)[:, used] = as_bytes(np.ascontiguousarray(array)).reshape(rows)[:, used]
     return clean
@@ -326,7 +326,7 @@ def _has_padding(dtype: Any) -> bool:
 
 
 def dtype_as_text(dtype: np.dtype[Any]) -> str:
-    """Return a dtype as the text of a manifest; ValueError for one that could not be read back."""
+    """Return a dtype as text for a manifest; ValueError if it could not be read back."""
     if is_of_ml_dtypes(dtype):
         return dtype.name
     if dtype.hasobject:
@@ -338,7 +338,7 @@ def dtype_as_text(dtype: np.dtype[Any]) -> str:
 
 
 def dtype_from_text(text: str) -> Any:
-    """Return the dtype of a manifest's text."""
+    """Return the dtype of a text from a manifest."""
     if text.startswith("["):
         return np.lib.format.descr_to_dtype(ast.literal_eval(text))
     if not text[0].isalpha():
@@ -351,8 +351,8 @@ def dtype_from_text(text: str) -> Any:
 
 
 def is_of_ml_dtypes(dtype: np.dtype[Any]) -> bool:
-    """Return True for bfloat16 and its like, of which NumPy and .npy know nothing."""
-    ml_dtypes = sys.modules.get("ml_dtypes")  # where it is not loaded, there is no such array
+    """Return True for bfloat16 and similar dtypes, which NumPy and .npy don't know."""
+    ml_dtypes = sys.modules.get("ml_dtypes")  # not loaded: no array has such a dtype
     return ml_dtypes is not None and getattr(ml_dtypes, dtype.name, None) is dtype.type
 
 
@@ -369,7 +369,7 @@ def blocks(array: Any) -> Iterator[Any]:
 
 
 def read_rows(path: Path, shard: dict[str, Any], block: int, begin: int, end: int, rows: Any) -> None:
-    """Read the rows from `begin` to `end` of a shard into `rows`; every byte is verified."""
+    """Read the rows from `begin` to `end` of a shard into `rows`, and verify every byte."""
     target: Any = as_bytes(rows)
     if len(target) > 0:
         row = len(target) // (end - begin)
@@ -377,7 +377,7 @@ def read_rows(path: Path, shard: dict[str, Any], block: int, begin: int, end: in
 
 
 def read_bytes(path: Path, shard: dict[str, Any], size: int, block: int, first: int, target: Any) -> None:
-    """Fill `target` with the bytes from `first` on of a shard, which has `size`; all of them are verified."""
+    """Fill `target` with the bytes of a shard (of `size` bytes) from `first` on, and verify all of them."""
     last = first + len(target)
     scratch: Any = np.empty(min(block, size), np.uint8)
     with open_unbuffered(path) as file:
@@ -394,7 +394,7 @@ def read_bytes(path: Path, shard: dict[str, Any], size: int, block: int, first: 
 
 
 def verify_file(path: Path, shards: Iterable[tuple[dict[str, Any], int]], block: int) -> None:
-    """Read the shards of a file, which come with their bytes; CheckpointError if a checksum is wrong."""
+    """Read the shards of a file, given with their bytes; CheckpointError if a checksum is wrong."""
     with open_unbuffered(path) as file:
         for shard, nbytes in shards:
             data: Any = np.empty(min(block, nbytes), np.uint8)
@@ -406,7 +406,7 @@ def verify_file(path: Path, shards: Iterable[tuple[dict[str, Any], int]], block:
 
 
 def open_unbuffered(path: Path) -> Any:
-    """Return a file, open for reading; CheckpointError if there is none."""
+    """Open a file for reading; CheckpointError if it is missing."""
     try:
         return open(path, "rb", buffering=0)
     except FileNotFoundError:
@@ -416,7 +416,7 @@ def open_unbuffered(path: Path) -> Any:
 
 
 def read_at(file: Any, position: int, data: Any, path: Path) -> None:
-    """Fill `data` with the bytes of a file from `position` on; CheckpointError if it ends before."""
+    """Fill `data` with the bytes of a file from `position` on; CheckpointError if the file ends too early."""
     file.seek(position)
     done = 0
     while done < len(data):

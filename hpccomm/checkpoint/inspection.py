@@ -1,4 +1,4 @@
-"""What there is in a folder of checkpoints, and whether it is whole: without communication, from any process."""
+"""Find the checkpoints in a folder, and check if they are complete: without communication, from any process."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Found:
     Parameters
     ----------
     step : int
-        Its number.
+        The number of the step.
     folder : Path
-        Where its manifest is, or would be.
+        The folder of its manifest.
     body : dict or None
-        Its manifest; None if that is damaged, or not there: then `problems` says so.
+        The manifest; None if it is damaged or missing, which `problems` then says.
     problems : list of str
-        What is wrong with it; empty if nothing is known to be.
+        Known faults; empty if there are none.
     """
 
     step: int
@@ -36,30 +36,30 @@ class Found:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The files that belong into the folder, with their sizes in bytes; empty without a manifest."""
+        """The files that belong in the folder, with their sizes in bytes; empty without a manifest."""
         if self.body is None:
             return {}
         sizes = files.sizes_of_files(self.body)
-        holds = self.body.get("local", {}).get("holds", sizes)  # a node's own folder has a part of the files
+        holds = self.body.get("local", {}).get("holds", sizes)  # a node's folder has only a part of the files
         return {file: sizes[file] for file in holds if file in sizes}
 
     def path_of(self, file: str) -> Path:
-        """Return the path of a rank's file; it has a manifest."""
+        """Return the path of a rank's file; the step must have a manifest."""
         assert self.body is not None
         return self.folder / str(self.body["folder"]) / file
 
     def files_there(self) -> list[str]:
-        """Return the files that are there with the sizes that they should have."""
+        """Return the files that exist with the right size."""
         return [file for file, nbytes in self.sizes.items() if files.size_of(self.path_of(file)) == nbytes]
 
     def verify(self) -> None:
-        """Read all files, and add those that are damaged to the problems."""
+        """Read all files, and add damaged ones to the problems."""
         if self.body is None:
             return
         shards = files.shards_of_files(self.body)
         for file in self.sizes:
             if files.size_of(self.path_of(file)) is None:
-                continue  # is a problem already
+                continue  # already a problem
             try:
                 files.verify_file(self.path_of(file), shards[file], self.body["block"])
             except (CheckpointError, OSError) as error:
@@ -67,7 +67,7 @@ class Found:
 
 
 def inspect(folder: Path) -> Iterator[Found]:
-    """Yield the steps in a folder, in ascending order, also those without a manifest; no array is read."""
+    """Yield the steps in a folder, in ascending order, also those without a manifest; read no array."""
     published = set(files.steps_in(folder))
     for step in sorted(published | _unpublished(folder)):
         if step not in published:
@@ -88,7 +88,7 @@ def inspect(folder: Path) -> Iterator[Found]:
 
 
 def whole(found: list[Found], step: int | None = None) -> tuple[dict[str, Any], dict[str, Path]]:
-    """Return the manifest and the files of the last step, or of `step`, from all folders that have some of its files.
+    """Return the manifest and the files of the last step, or of `step`, collected from all folders.
 
     CheckpointError if a file is in none of them.
     """

@@ -1,4 +1,4 @@
-"""Saving on two levels: always to the nodes' own storage, with copies on other nodes, and every so often from there."""
+"""Saving on two levels: always to the nodes' storage, with copies on other nodes; now and then to the shared folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Levels:
     partner: bool
     drain_every: int | None
     local: LocalLevel
-    messages: Callable[[], ProcessGroup]  # the group that copies are sent in; the first call is collective
+    messages: Callable[[], ProcessGroup]  # the group for sending copies; the first call is collective
     is_drained: bool = False
     warnings: list[str] = field(default_factory=list)
 
@@ -40,14 +40,14 @@ class Levels:
         drain_every: int | None,
         messages: Callable[[], ProcessGroup],
     ) -> Levels | None:
-        """Return those of a save with these arguments; None without a local level."""
+        """Return the levels of a save with these arguments; None without a local level."""
         if local is None:
             return None
         partners = partners_of(group.nodes) if partner else [None] * group.size
         return cls(local, bool(partner), drain_every, LocalLevel.of(group, local, folder, partners), messages)
 
     def describe(self, rank: int, folder: Path) -> dict[str, Any]:
-        """Check this rank's arguments, and return what all ranks have to know; `folder` is that which they share."""
+        """Check this rank's arguments, and return the facts that all ranks need; `folder` is the shared folder."""
         if self.drain_every is not None and checks.integer("drain_every", self.drain_every) < 1:
             raise ValueError(f"drain_every is {self.drain_every}; expected 1 or more, or None for never")
         return {
@@ -59,7 +59,7 @@ class Levels:
         }
 
     def begin(self, operation: str, group: ProcessGroup, every: list[dict[str, Any]]) -> None:
-        """Compare what all ranks have described, and decide whether this checkpoint goes to the shared folder, too."""
+        """Compare the descriptions of all ranks, and decide if this checkpoint goes to the shared folder, too."""
         for rank, each in enumerate(every):
             first = every[group.nodes.index(group.nodes[rank])]
             if each["root"] != first["root"]:
@@ -85,7 +85,7 @@ class Levels:
         body: dict[str, Any],
         undo: Callable[[], None],
     ) -> Steps[None]:
-        """Give each rank's partner a copy of its file, and verify those that this rank has got; `body` has the sums."""
+        """Copy each rank's file to its partner, and verify the copies that this rank gets; `body` has the checksums."""
         local = self.local
         if not any(map(_is_one, local.partners)):
             return
@@ -100,7 +100,7 @@ class Levels:
         copying.kept = attempt(operation, lambda: self._refuse_shared(copying.sources))
         local.copies = copying.sources
         yield from copying.steps()
-        for outcome in (copying.sent, copying.kept):  # a copy of what could not be read is damaged
+        for outcome in (copying.sent, copying.kept):  # if reading failed, the partner's copy is damaged
             yield from agreed(group, operation, outcome, undo)
 
     def _refuse_shared(self, sources: list[int]) -> None:
@@ -108,7 +108,7 @@ class Levels:
             if (path := self.local.data / file_of(rank)).exists():
                 raise CheckpointError(f"{path} is there, which another node has written: {NOT_SHARED}")
         if sources:
-            files.make_folder(self.local.data)  # this rank may have written no file of its own
+            files.make_folder(self.local.data)  # this rank may have written no file itself
 
 
 def _is_one(partner: int | None) -> bool:

@@ -1,4 +1,4 @@
-"""Loading: the choice of a step, each rank's part of its arrays, and earlier steps if a file is damaged."""
+"""Loading: choose a step, read each rank's part of its arrays, and fall back to earlier steps if a file is damaged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .skipped import SkippedSteps
 from .together import CheckpointError, NoCheckpointError, of_first, together
 
 OPERATION = "checkpoint.load"
-ATTEMPTS = 10  # to read the last checkpoint, while another job writes newer ones and removes it
+ATTEMPTS = 10  # to read the last checkpoint, while another job saves newer ones and removes it
 
 
 @dataclass
@@ -29,13 +29,13 @@ class Checkpoint:
     Parameters
     ----------
     step : int
-        The step it was saved at.
+        The step at which it was saved.
     arrays : dict of str to numpy.ndarray
         This rank's part of each sharded array, in C order.
     replicated : dict of str to numpy.ndarray
         The arrays that are the same on every rank.
     metadata : dict
-        As JSON gives it back: tuples have become lists, and keys text.
+        As JSON returns it: tuples have become lists, and keys text.
     ranks : int
         The number of ranks that saved it.
 
@@ -64,10 +64,10 @@ class Loading:
     folder: Path
     parts: Mapping[str, slice]
     nodes: Nodes | None = None
-    data: str = ""  # the folder of the step's arrays, once its manifest is read
+    data: str = ""  # the folder of the step's arrays, once the manifest is read
 
     def run(self, step: Any, fall_back: bool) -> Checkpoint:
-        """Return the checkpoint of `step`, or the last one, or one before it."""
+        """Return the checkpoint of `step`, or the last one, or an earlier one."""
 
         def describe() -> tuple[int | None, bool, bool]:
             return step if step is None else checks.integer("step", step), bool(fall_back), self.nodes is not None
@@ -86,7 +86,7 @@ class Loading:
         return checkpoint
 
     def _load_from_nodes(self, nodes: Nodes, step: Any) -> tuple[Checkpoint | None, str]:
-        """Return the last step that is whole on the nodes, unless the folder has a later one; and what is not whole."""
+        """Return the last step that is complete on the nodes, unless the folder has a later one; and others' errors."""
         skipped = ""
         there = nodes.look()
         last = of_first(self.group, OPERATION, lambda: max(files.steps_in(self.folder), default=-1))
@@ -104,7 +104,7 @@ class Loading:
         return None, skipped
 
     def _load_from_folder(self, step: Any, fall_back: bool, damaged: str) -> tuple[Checkpoint, str]:
-        """Return a step that is in the folder, and what is not whole; `damaged` says what is known of that."""
+        """Return a step of the folder, and the errors of damaged ones; `damaged` has the errors so far."""
         below: int | None = None
         vanished = 0
         while True:
@@ -115,7 +115,7 @@ class Loading:
             except CheckpointError as error:
                 is_gone = of_first(self.group, OPERATION, partial(self._is_gone, chosen))
                 if is_gone and step is None and vanished < ATTEMPTS:
-                    vanished += 1  # the writing job has removed it meanwhile, and has saved a later one
+                    vanished += 1  # the writing job has removed it meanwhile, and saved a later one
                 elif fall_back and before is not None:
                     SkippedSteps(self.folder).add(chosen)
                     damaged += f"{error}; "
@@ -126,7 +126,7 @@ class Loading:
                 return checkpoint, damaged
 
     def _choose(self, step: Any, below: int | None, damaged: str) -> tuple[int, int | None]:
-        """Return the step to read and the one before it; on the first rank."""
+        """Return the step to read and the one before it; called on the first rank."""
         there = files.steps_in(self.folder)
         if step is not None and step not in there:
             found = f"it has {', '.join(map(str, there))}" if there else "it has none"
@@ -138,7 +138,7 @@ class Loading:
         return candidates[-1], candidates[-2] if len(candidates) > 1 else None
 
     def _is_gone(self, step: int) -> bool:
-        """Return True if the manifest of a step is gone, or is another one; on the first rank."""
+        """Return True if the manifest of a step is gone or has been replaced; called on the first rank."""
         if step not in files.steps_in(self.folder):
             return True
         return self.data != "" and files.data_of(self.folder, step) not in (self.data, None)
@@ -172,7 +172,7 @@ class Loading:
             raise ValueError(f"parts has {min(unknown, key=str)!r}; the sharded arrays are {sorted(body['arrays'])}")
 
     def _bounds(self, kind: str, name: str, described: dict[str, Any]) -> tuple[int, int]:
-        """Return the first and the last row of an array that this rank reads."""
+        """Return the first row of an array that this rank reads, and the end."""
         length = length_of(described)
         if kind == "replicated":
             return 0, length

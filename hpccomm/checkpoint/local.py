@@ -1,7 +1,7 @@
-"""The local level: a folder of each node, with the files of its ranks, and copies of those of another node's.
+"""The local level: a folder on each node, with the files of its ranks, and copies of files of another node.
 
-It has the form of any folder of checkpoints, but for this: each node has the manifest, and a part of the files. A step
-is complete if every file that its manifest names is on some node.
+The folder has the usual form, but each node has the manifest and only some of the files. A step is complete if every
+file that its manifest names is on some node.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ NOTHING_HERE = {"last": -1, "undrained": 0}
 
 
 def local_folder(local: str | os.PathLike[str], folder: Path) -> Path:
-    """Return where in the node-local storage `local` the checkpoints of `folder` are."""
+    """Return the folder in the node-local storage `local` for the checkpoints of `folder`."""
     path = os.path.realpath(folder)
     return Path(local) / f"{os.path.basename(path)}-{hashlib.blake2b(path.encode(), digest_size=8).hexdigest()}"
 
 
 def check_owner(path: Path) -> None:
-    """Raise CheckpointError if a folder is another user's, who could put anything into it: /tmp is everybody's."""
+    """Raise CheckpointError if a folder is another user's: anybody can create folders in /tmp and fill them."""
     try:
         found = os.lstat(path)
     except FileNotFoundError:
@@ -42,11 +42,11 @@ def check_owner(path: Path) -> None:
 
 @dataclass
 class LocalLevel(Destination):
-    """This node's folder, in which one step is being saved; its `leader` is the first rank of the node."""
+    """This node's folder, to which one step is being saved; its `leader` is the first rank of the node."""
 
-    partners: Sequence[int | None] = ()  # of each rank: the one that keeps a copy of its file
-    undrained: int = 0  # the number of saves after the last one that went to the shared folder, with this one
-    copies: list[int] = field(default_factory=list)  # the ranks of whose files this rank has got copies
+    partners: Sequence[int | None] = ()  # of each rank: the rank that holds a copy of its file
+    undrained: int = 0  # the number of saves since the last one to the shared folder, including this one
+    copies: list[int] = field(default_factory=list)  # the ranks whose files this rank holds copies of
     own: tuple[int, ...] = ()  # the ranks of this node
 
     needs = "local= has to be one folder for all ranks of a node"
@@ -55,12 +55,12 @@ class LocalLevel(Destination):
     def of(
         cls, group: ProcessGroup, local: str | os.PathLike[str], folder: Path, partners: Sequence[int | None]
     ) -> LocalLevel:
-        """Return that of this rank's node."""
+        """Return the level of this rank's node."""
         there = tuple(group.local_ranks)
         return cls(local_folder(local, folder), leader=there[0], partners=partners, own=there)
 
     def describe(self) -> dict[str, Any]:
-        """Return what all ranks have to know: the last step that is here, and how many had not been drained then."""
+        """Return the last step on this node, and how many saves were not drained then: all ranks need both."""
         check_owner(self.folder)
         last = max(files.steps_in(self.folder), default=-1)
         with suppress(CheckpointError, OSError, KeyError):
@@ -68,7 +68,7 @@ class LocalLevel(Destination):
         return {**NOTHING_HERE, "last": last}
 
     def take(self, overwrite: bool) -> None:
-        """Take the lock of this node's folder, which no other user may enter."""
+        """Take the lock of this node's folder, which is closed to other users."""
         files.make_folder(self.folder.parent)
         with suppress(FileExistsError):
             os.mkdir(self.folder, mode=0o700)
@@ -80,20 +80,20 @@ class LocalLevel(Destination):
             raise CheckpointError(f"{error}. If that is a rank of this job: {NOT_SHARED}") from None
 
     def undo(self, rank: int) -> None:
-        """Remove this rank's file, and the copies that it has got."""
+        """Remove this rank's file, and the copies that it holds."""
         for each in (*self.copies, rank):
             super().undo(each)
 
     def described(self, sizes: Sequence[int | None]) -> dict[str, Any]:
-        """Return what the manifest says of this node alone; `sizes` are those of the files of all ranks."""
+        """Return the manifest's entries for this node alone; `sizes` has the file sizes of all ranks."""
         holds = [file_of(rank) for rank in self._holds() if sizes[rank] is not None]
         return {"holds": holds, "undrained": self.undrained}
 
     def see_all(self, ranks: tuple[int, ...], sizes: list[int | None]) -> None:
-        """Raise unless the files that belong on this node have their sizes."""
+        """Raise unless the files that belong on this node have the right sizes."""
         holds = set(self._holds())
         super().see_all(ranks, [size if rank in holds else None for rank, size in enumerate(sizes)])
 
     def _holds(self) -> list[int]:
-        """Return the ranks whose files belong on this node: its own, and those that it has copies of."""
+        """Return the ranks whose files belong on this node: its own, and those copied to it."""
         return [rank for rank, partner in enumerate(self.partners) if rank in self.own or partner in self.own]

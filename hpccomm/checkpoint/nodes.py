@@ -1,4 +1,4 @@
-"""Loading from the nodes' own folders: which files are where, and parts of those that another node has."""
+"""Loading from the nodes' folders: locate each file, and get the parts that are on other nodes."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from .parts import empty_rows, in_place, pieces_of
 from .skipped import SkippedSteps
 from .together import CheckpointError, together
 
-PIECE = 4 * files.BLOCK  # bytes of a file in one message; the sender has one of them for each rank that asks
-Bounds = Callable[[str, str, "dict[str, Any]"], "tuple[int, int]"]  # which rows of an array this rank reads
+PIECE = 4 * files.BLOCK  # bytes of a file per message; the sender holds one message for each rank that asks
+Bounds = Callable[[str, str, "dict[str, Any]"], "tuple[int, int]"]  # the rows of an array that this rank reads
 
 
 @dataclass
 class Nodes:
-    """The local level, as one rank that loads sees it; `folder` is that of its own node."""
+    """The local level, as one rank loads it; `folder` is that of its own node."""
 
     operation: str
     group: ProcessGroup
     folder: Path
-    seen: list[dict[str, Any]] = field(default_factory=list)  # by each node's first rank: its manifests and files
+    seen: list[dict[str, Any]] = field(default_factory=list)  # from each node's first rank: its manifests and files
 
     def look(self) -> list[int]:
-        """Look at what is on all nodes; return the steps that are published on some, in descending order."""
+        """List the files on all nodes; return the steps that are published on some, in descending order."""
         self.seen = together(self.group, self.operation, self._look)
         return sorted({step for each in self.seen for step in each["steps"]}, reverse=True)
 
@@ -52,14 +52,14 @@ class Nodes:
         return self.group.local_rank == 0
 
     def skip_after(self, step: int) -> None:
-        """Note that later steps on this node do not count any more, because they are not complete."""
+        """Mark later steps on this node as skipped, because they are incomplete."""
         if self._leads():
             for each in files.steps_in(self.folder):
                 if each > step:
                     SkippedSteps(self.folder).add(each)
 
     def manifest(self, step: int) -> dict[str, Any]:
-        """Return the manifest of a step, from the first node that has a whole one."""
+        """Return the manifest of a step, from the first node where it is intact."""
         damaged = None
         for rank, each in enumerate(self.seen):
             if step in each["steps"]:
@@ -73,7 +73,7 @@ class Nodes:
         raise damaged
 
     def read(self, body: dict[str, Any], bounds: Bounds) -> dict[str, dict[str, Any]]:
-        """Return this rank's arrays, sharded and replicated; CheckpointError if a file is whole on no node."""
+        """Return this rank's arrays, sharded and replicated; CheckpointError if a file is intact on no node."""
         damaged: dict[tuple[int, str], str] = {}
         while True:
             places = self._places(body, damaged)
@@ -83,7 +83,7 @@ class Nodes:
             damaged |= more
 
     def _places(self, body: dict[str, Any], damaged: dict[tuple[int, str], str]) -> dict[str, list[int]]:
-        """Return on which nodes each file of a step is; CheckpointError if one is nowhere."""
+        """Return the nodes that have each file of a step; CheckpointError if a file is on none."""
         sizes = files.sizes_of_files(body)
         places = {file: list[int]() for file in sizes}
         for rank, each in enumerate(self.seen):
@@ -104,17 +104,17 @@ class Nodes:
 
 @dataclass
 class Reading:
-    """One attempt to read a step: files of this node directly, parts of others by messages."""
+    """One attempt to read a step: files on this node directly, parts of other files by messages."""
 
     nodes: Nodes
     body: dict[str, Any]
     places: dict[str, list[int]]
-    damaged: dict[tuple[int, str], str] = field(default_factory=dict)  # the files that this rank has found damaged
+    damaged: dict[tuple[int, str], str] = field(default_factory=dict)  # found by this rank
     requests: dict[int, list[tuple[int, int, int, int]]] = field(default_factory=dict)
     targets: dict[int, list[Any]] = field(default_factory=dict)
 
     def run(self, bounds: Bounds) -> tuple[dict[str, dict[str, Any]], dict[tuple[int, str], str]]:
-        """Return this rank's arrays, and the files that any rank has found damaged: without these, they are whole."""
+        """Return this rank's arrays, and the files that any rank found damaged; without any, the arrays are right."""
         group = self.nodes.group
         rows: dict[str, dict[str, Any]] = {"arrays": {}, "replicated": {}}
 
@@ -139,7 +139,7 @@ class Reading:
         return arrays, {place: text for each in every for place, text in each.items()}
 
     def _read_shards(self, number: int, described: dict[str, Any], begin: int, end: int, rows: Any) -> None:
-        """Read the parts of an array that are on this node, and list what is to be asked for."""
+        """Read the parts of an array that are on this node, and list the requests for the rest."""
         row = files.row_bytes(described)
         for index, low, high, place in pieces_of(described, begin, end, rows):
             shard, target = described["shards"][index], files.as_bytes(place)
@@ -151,7 +151,7 @@ class Reading:
                 self.targets.setdefault(holder, []).append(target)
 
     def _holder(self, file: str) -> int:
-        """Return the rank that reads a file for this one: itself if its node has it."""
+        """Return the rank that reads a file for this one: itself if its node has the file."""
         group = self.nodes.group
         if group.nodes[group.rank] in self.places[file]:
             return group.rank
@@ -159,7 +159,7 @@ class Reading:
         return there[files.rank_of(file) % len(there)]
 
     def _read(self, shard: dict[str, Any], row: int, first: int, target: Any) -> None:
-        """Read bytes of a shard on this node; a file that is damaged is noted, and the ranks go on."""
+        """Read bytes of a shard on this node; note a damaged file instead of raising."""
         file = shard["file"]
         path, size = self.nodes.folder / self.body["folder"] / file, shard["length"] * row
         try:
@@ -168,7 +168,7 @@ class Reading:
             self.damaged[self.nodes.group.nodes[self.nodes.group.rank], file] = str(error)
 
     def _read_replicated(self, described: dict[str, Any], target: Any) -> None:
-        """Read a replicated array on every node that has it; if one has not, on the first that has, for all."""
+        """Read a replicated array locally if every node has it; otherwise the first holder broadcasts it."""
         group, (shard,) = self.nodes.group, described["shards"]
         places = self.places[shard["file"]]
         row = files.row_bytes(described)
@@ -182,7 +182,7 @@ class Reading:
             group.broadcast(target[begin : begin + PIECE], holder)
 
     def _fetch(self, arrays: list[dict[str, Any]]) -> None:
-        """Get the parts that were asked for, in rounds of one piece from each rank to each; all ranks do it."""
+        """Fetch the requested parts, in rounds of one piece between any two ranks; all ranks call it."""
         group = self.nodes.group
         asked = group.all_to_all_sparse({rank: np.array(each, np.int64) for rank, each in self.requests.items()})
         queues = {rank: list(_in_pieces(each.tolist())) for rank, each in asked.items()}
@@ -195,13 +195,13 @@ class Reading:
                 next(places[rank])[:] = piece
 
     def _targets(self, rank: int) -> Iterator[Any]:
-        """Yield where the pieces from a rank belong, in the order in which it sends them."""
+        """Yield the destination of each piece from a rank, in the order in which the pieces arrive."""
         for asked, target in zip(self.requests[rank], self.targets[rank]):
             for _, _, first, last in _in_pieces([asked]):
                 yield target[first - asked[2] : last - asked[2]]
 
     def _piece(self, arrays: list[dict[str, Any]], number: int, shard: int, first: int, last: int) -> Any:
-        """Return bytes that another rank has asked for."""
+        """Return bytes that another rank has requested."""
         piece: Any = np.empty(last - first, np.uint8)
         described = arrays[number]
         self._read(described["shards"][shard], files.row_bytes(described), first, piece)
@@ -209,7 +209,7 @@ class Reading:
 
 
 def _in_pieces(asked: list[Any]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield requests in pieces, which begin where blocks with checksums do."""
+    """Split requests into pieces that begin at multiples of PIECE, where checksum blocks begin."""
     for number, shard, first, last in asked:
         while first < last:
             end = min(last, (first // PIECE + 1) * PIECE)

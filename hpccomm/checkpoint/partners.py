@@ -1,4 +1,4 @@
-"""Copies of the ranks' files on other nodes: a ring over the nodes, and messages in bounded pieces."""
+"""Copies of the ranks' files on other nodes: the nodes form a ring, and messages have a limited size."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ..core.group import ProcessGroup
 from . import files
 from .together import Attempt, Steps, attempt
 
-PIECE = 16 << 20  # bytes of a message; a rank has two of them in memory
+PIECE = 16 << 20  # bytes of a message; a rank has two in memory
 
 
 def partners_of(nodes: Sequence[int]) -> list[int | None]:
-    """Return, for each rank, the rank on the next node that keeps a copy of its file; None where there is one node.
+    """Return, for each rank, the rank on the next node that holds a copy of its file; None if there is only one node.
 
     `nodes` has the node of each rank.
     """
@@ -37,10 +37,10 @@ def partners_of(nodes: Sequence[int]) -> list[int | None]:
 
 
 class Copying:
-    """This rank's part in the copying: its file goes to its partner, and others come.
+    """This rank's share of the copying: it sends its file to its partner, and receives those of others.
 
-    Between the messages are reads and writes that may fail. Then the messages go on without them, because others wait
-    for them; `sent` and `kept` have what has come of them.
+    If a read or write between the messages fails, the messages continue without it, because other ranks wait for them;
+    `sent` and `kept` hold the outcome.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class Copying:
         self._group = group
         self._operation = operation
         self._partners = partners
-        self._sizes = [size or 0 for size in sizes]  # without a file: nothing to send
-        self._path_of = path_of  # of a rank's file, on any node
-        self._verify = verify  # a copy of a rank's file, at a path
+        self._sizes = [size or 0 for size in sizes]  # 0: this rank has no file to send
+        self._path_of = path_of  # path of a rank's file, on any node
+        self._verify = verify  # verifies the copy of a rank's file at a path
         self.sent = Attempt(None)
         self.kept = Attempt(None)
         self.sources = [rank for rank, partner in enumerate(partners) if partner == group.rank and self._sizes[rank]]
@@ -70,7 +70,7 @@ class Copying:
             yield from self._take_turn(turns[self._group.rank] == turn, source)
 
     def _turns(self) -> list[int]:
-        """Return when each rank sends: those with the same partner do it one after the other; -1: never."""
+        """Return the turn in which each rank sends, or -1; ranks with the same partner send one after another."""
         turns, before = [], Counter[int | None]()
         for partner, size in zip(self._partners, self._sizes):
             sends = partner is not None and size > 0
@@ -105,20 +105,20 @@ class Copying:
                 self._write(partial(self._keep, writing, temporary, path, source))
 
     def _keep(self, file: Any, temporary: Path, path: Path, source: int) -> None:
-        """Give a copy its name, if it is what its rank has written."""
+        """Rename a received copy, if its checksums are right."""
         files.flush(file)
         self._verify(source, temporary)
         os.replace(temporary, path)
         files.fsync_folder(path.parent)
 
     def _read(self, act: Callable[[], Any]) -> Any:
-        """Do something with this rank's file, unless something has failed before."""
+        """Call `act` on this rank's file, unless a read failed before."""
         if self.sent.error is None:
             self.sent = attempt(self._operation, act)
         return self.sent.outcome
 
     def _write(self, act: Callable[[], Any]) -> Any:
-        """Do something with a copy, unless something has failed before."""
+        """Call `act` on a copy, unless a write failed before."""
         if self.kept.error is None:
             self.kept = attempt(self._operation, act)
         return self.kept.outcome

@@ -1,4 +1,4 @@
-"""Parts of a global array, from the files of the ranks that have saved it."""
+"""Parts of a global array, read from the ranks' files."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy as np
 
 from . import files
 
-PathOf = Callable[[str], Path]  # of a rank's file, by the name that the manifest has
+PathOf = Callable[[str], Path]  # returns the path of a rank's file, by its name in the manifest
 
 
 def length_of(described: dict[str, Any]) -> int:
-    """Return the number of rows of an array: its length along the axis of its shards; 1 for one of 0 dimensions."""
+    """Return the number of rows of an array: its length along the sharded axis; 1 for a 0-d array."""
     return sum(shard["length"] for shard in described["shards"])
 
 
 def read_part(path_of: PathOf, block: int, described: dict[str, Any], begin: int, end: int) -> Any:
-    """Return the rows from `begin` to `end` of an array, with the sharded axis in its place; every byte is verified."""
+    """Return the rows from `begin` to `end` of an array, with its original axis order; verify every byte."""
     rows = empty_rows(described, end - begin)
     for number, low, high, target in pieces_of(described, begin, end, rows):
         shard = described["shards"][number]
@@ -29,7 +29,7 @@ def read_part(path_of: PathOf, block: int, described: dict[str, Any], begin: int
 
 
 def pieces_of(described: dict[str, Any], begin: int, end: int, rows: Any) -> Iterator[tuple[int, int, int, Any]]:
-    """Yield the numbers of the shards that have rows from `begin` to `end`, with which of theirs, and their place."""
+    """Yield the number of each shard with rows from `begin` to `end`, its first and last such row, and their place."""
     start = done = 0
     for number, shard in enumerate(described["shards"]):
         low, high = max(begin - start, 0), min(end - start, shard["length"])
@@ -40,13 +40,13 @@ def pieces_of(described: dict[str, Any], begin: int, end: int, rows: Any) -> Ite
 
 
 def empty_rows(described: dict[str, Any], count: int) -> Any:
-    """Return a new array for so many rows, as they are stored: with the sharded axis first."""
+    """Return a new array for `count` rows as they are stored, with the sharded axis first."""
     axis, shape = described.get("axis", 0), described["shape"]
     return np.empty([count, *shape[:axis], *shape[axis + 1 :]], files.dtype_from_text(described["dtype"]))
 
 
 def in_place(described: dict[str, Any], rows: Any) -> Any:
-    """Return stored rows with the sharded axis in its place, in C order."""
+    """Return stored rows in the original axis order, C-contiguous."""
     if not described["shape"]:
         return rows.reshape(())
     return np.asarray(np.moveaxis(rows, 0, described.get("axis", 0)), order="C")

@@ -1,4 +1,4 @@
-"""Removal of old checkpoints, and of the litter of killed programs."""
+"""Removal of old checkpoints, and of files left by killed programs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from . import files
 
 
 def prune(folder: Path, unwanted: set[int], step: int, data: str, oldest_spared: float | None) -> list[OSError]:
-    """Remove the checkpoints of `unwanted`, manifests first, and litter; return the errors.
+    """Remove the checkpoints of `unwanted`, manifests first, and files of killed saves; return the errors.
 
-    `data` is the folder of `step`, the newest. Litter that has changed after `oldest_spared` stays.
+    `data` is the folder of `step`, the newest. Left files that have changed after `oldest_spared` stay.
     """
     in_the_way: list[OSError] = []
 
@@ -22,7 +22,7 @@ def prune(folder: Path, unwanted: set[int], step: int, data: str, oldest_spared:
             how(path)
         except FileNotFoundError:
             return True
-        except OSError as error:  # others of the same kind can still go
+        except OSError as error:  # other files can still be removed
             in_the_way.append(error)
             return False
         return True
@@ -30,7 +30,7 @@ def prune(folder: Path, unwanted: set[int], step: int, data: str, oldest_spared:
     there = files.steps_in(folder)
     gone = {each for each in unwanted & set(there) if remove(files.manifest_path(folder, each), os.unlink)}
     if gone and not remove(folder, files.fsync_folder):
-        return in_the_way  # the manifests have to be gone before their arrays are
+        return in_the_way  # manifests have to be gone before their arrays are removed
     remaining = set(there) - gone
     found: dict[int, list[str]] = {}
     litter: list[str] = []
@@ -57,7 +57,7 @@ def prune(folder: Path, unwanted: set[int], step: int, data: str, oldest_spared:
 def _is_spared(path: Path, oldest: float | None) -> bool:
     try:
         return oldest is not None and os.lstat(path).st_mtime >= oldest
-    except OSError:  # it is gone
+    except OSError:  # it has been removed
         return False
 
 
@@ -65,5 +65,5 @@ def _remove_folder(path: Path) -> None:
     try:
         shutil.rmtree(path)
     except OSError:
-        shutil.rmtree(path, ignore_errors=True)  # the rest of it
+        shutil.rmtree(path, ignore_errors=True)  # removes the rest
         raise

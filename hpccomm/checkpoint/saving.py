@@ -24,7 +24,7 @@ from .together import Attempt, CheckpointError, Steps, agreed, at_once, attempt,
 from .writer import writer
 
 T = TypeVar("T")
-Views = dict[str, dict[str, Any]]  # "arrays" and "replicated": each array, with the axis that it is sharded along first
+Views = dict[str, dict[str, Any]]  # "arrays" and "replicated": each array, with its sharded axis first
 
 
 def nothing() -> None:
@@ -35,10 +35,10 @@ def nothing() -> None:
 class Saving:
     """One checkpoint, as one rank saves it: `begin`, `write`, `end`.
 
-    Every rank of the group calls `begin`, and does the steps of `end`. `write` is for this rank's file alone: any
+    Every rank of the group calls `begin`, and takes the steps of `end`. `write` only writes this rank's file: any
     thread may call it.
 
-    With `levels` it goes to the nodes' own folders, and every so often from there to `where`.
+    If there are `levels`, files go to the nodes' folders, and now and then from there to `where`.
     """
 
     operation: str
@@ -47,12 +47,12 @@ class Saving:
     step: Any
     given: dict[str, Mapping[str, Array]]  # "arrays" and "replicated"
     axis: int | Mapping[str, int]
-    keep_memory: Any = None  # bytes, of what has been allocated for copies
+    keep_memory: Any = None  # limit in bytes for memory that stays allocated for copies
     levels: Levels | None = None
     views: Views = field(default_factory=dict)
-    first: dict[str, Any] = field(default_factory=dict)  # what the first rank has been given, described
+    first: dict[str, Any] = field(default_factory=dict)  # the description of the first rank's arguments
     written: Attempt = field(init=False)
-    drained: Attempt = field(init=False)  # with `levels`, where it is time to
+    drained: Attempt = field(init=False)  # with `levels`, if this save goes to the shared folder, too
     is_written: threading.Event = field(default_factory=threading.Event)
 
     def run(self, metadata: Any, keep: Any, overwrite: bool) -> list[str]:
@@ -65,12 +65,12 @@ class Saving:
             self.release()
 
     def release(self) -> None:
-        """Give the folders free."""
+        """Release the folders' locks."""
         for each in self._folders():
             each.release()
 
     def begin(self, metadata: Any, keep: Any, overwrite: bool, copy: Callable[[], None] = nothing) -> None:
-        """Compare what the ranks have been given, and take the folder; `copy` is done by every rank meanwhile."""
+        """Compare the ranks' arguments, and lock the folders; every rank calls `copy` meanwhile."""
         every = self._together(lambda: self._describe(metadata, keep, overwrite))
         _compare(self.operation, self.group, every)
         self.first = every[0]
@@ -88,14 +88,14 @@ class Saving:
         self._together(take)
 
     def write(self) -> None:
-        """Write this rank's file; what comes of it, also an error, is told in the first step of `end`."""
+        """Write this rank's file; `end` reports the outcome, also an error, in its first step."""
         self.written = attempt(self.operation, self._write)
         if self.levels is not None and self.levels.is_drained and self.written.error is None:
             self.drained = attempt(self.operation, self._drain)
         self.is_written.set()
 
     def end(self) -> Steps[list[str]]:
-        """Complete the checkpoint, in steps; each begins when all ranks have succeeded in the one before.
+        """Complete the checkpoint in steps; each step starts when all ranks have succeeded in the one before.
 
         Return warnings.
         """
@@ -122,9 +122,9 @@ class Saving:
     def _complete(
         self, where: Destination, written: list[dict[str, Any]], undo: Callable[[], None]
     ) -> Steps[list[str]]:
-        """Publish what is written at a destination, and remove what is older there; return warnings."""
+        """Publish the written files at a destination, and remove older ones there; return warnings."""
         yield from self._agreed(lambda: self._verify(where, written), undo)
-        # From here on no rank removes its file: the manifest may be there, even if this rank sees an error.
+        # No rank removes its file from here on: the manifest may exist, even if this rank sees an error.
         yield from self._agreed(lambda: self._publish(where, written))
         return self._prune(where) if self._leads(where) else []
 
@@ -136,7 +136,7 @@ class Saving:
         return self.group.rank == where.leader
 
     def _folders(self) -> list[Destination]:
-        """Return the folders that nobody else may write to meanwhile: first the one that the files go to first."""
+        """Return the folders that this save locks; the files go to the first one first."""
         return [self.where] if self.levels is None else [self.levels.local, self.where]
 
     def _together(self, act: Callable[[], T]) -> list[T]:
@@ -202,7 +202,7 @@ class Saving:
     # -- the file of this rank -------------------------------------------------------------------
 
     def _write(self) -> dict[str, Any]:
-        """Write this rank's file, and return the shards in it; of arrays that another rank writes, the checksums."""
+        """Write this rank's file; return the shards in it, and the checksums of arrays that another rank writes."""
         shards: dict[str, dict[str, Any]] = {"arrays": {}, "replicated": {}}
         writes_all = self.group.rank == 0
         name_of_file = file_of(self.group.rank)
@@ -228,7 +228,7 @@ class Saving:
         return {"nbytes": None, "shards": shards}
 
     def _drain(self) -> None:
-        """Copy this rank's file from its node to the folder that all ranks share."""
+        """Copy this rank's file from its node to the shared folder."""
         path = self._folders()[0].data / file_of(self.group.rank)
         if not path.exists():
             return
@@ -240,7 +240,7 @@ class Saving:
     # -- when all files are written --------------------------------------------------------------
 
     def _verify(self, where: Destination, written: list[dict[str, Any]]) -> None:
-        """Check that replicated arrays are the same everywhere, and that all files are visible."""
+        """Check that replicated arrays are the same on all ranks, and that the leader sees all files."""
         if self.group.rank == 0:
             self._compare_replicated(written)
         if self._leads(where):
@@ -285,7 +285,7 @@ class Saving:
         return body
 
     def _prune(self, where: Destination) -> list[str]:
-        """Remove the steps that are no longer kept; return a warning if there are files that can't be removed."""
+        """Remove the steps that are no longer kept; return a warning if some files can't be removed."""
         left = where.prune(self.first["keep"], self.first["overwrite"])
         if not left:
             return []
@@ -324,7 +324,7 @@ def _compare(operation: str, group: ProcessGroup, every: list[dict[str, Any]]) -
 
 
 def _for_json(name: str, value: Any) -> Any:
-    """Return what JSON can hold, with NumPy's numbers as Python's; `name` is that of the entry in messages."""
+    """Return a value for JSON, with Python numbers instead of NumPy's; messages call the entry `name`."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, Mapping):

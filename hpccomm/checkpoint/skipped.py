@@ -8,11 +8,11 @@ from typing import ClassVar
 
 from . import files
 
-Identity = tuple[int, int, int]  # of a manifest: a newer one has another
+Identity = tuple[int, int, int]  # of a manifest; a newer manifest has another one
 
 
 class SkippedSteps:
-    """The steps of one folder that this process has skipped, on the first rank of the group that loads."""
+    """The steps of one folder that this process has skipped; kept on the first rank of the loading group."""
 
     _of_folders: ClassVar[dict[str, dict[int, Identity]]] = {}
 
@@ -26,12 +26,12 @@ class SkippedSteps:
             self._of_folders.setdefault(self._key, {})[step] = identity
 
     def steps(self) -> set[int]:
-        """Return the skipped steps that have not been saved again since."""
+        """Return the skipped steps that have not been saved again."""
         skipped = self._of_folders.get(self._key, {})
         return {step for step, identity in skipped.items() if self._identity(step) == identity}
 
     def forget(self) -> None:
-        """Remove all of them from the list."""
+        """Clear the list."""
         self._of_folders.pop(self._key, None)
 
     def _identity(self, step: int) -> Identity | None:

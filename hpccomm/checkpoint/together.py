@@ -1,4 +1,4 @@
-"""Steps that ranks take together: a failure on one rank is raised on all, with the same words."""
+"""Steps that ranks take together: an error on one rank is raised on all, with the same message."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ..core.work import Work
 from ..errors import on_rank
 
 T = TypeVar("T")
-# What ranks do in turns: it yields this rank's word for all, and is sent the words of all ranks; or it yields a Work to
-# wait for. It returns an outcome.
+# Steps that all ranks take: each yields this rank's (outcome, kind, text) and receives those of all ranks, or yields a
+# Work to wait for.
 Steps = Generator[tuple[Any, int, str] | Work, list[Any], T]
-Exchanges = Generator[Work, None, T]  # yields Works to wait for, and returns an outcome
+Exchanges = Generator[Work, None, T]  # yields Works to wait for
 
 
 class CheckpointError(RuntimeError):
@@ -22,27 +22,27 @@ class CheckpointError(RuntimeError):
 
 
 class NoCheckpointError(CheckpointError):
-    """There is no checkpoint, or none of the step asked for; the same on every rank."""
+    """There is no checkpoint, or not the requested step; the same on every rank."""
 
 
 KINDS = (NoCheckpointError, CheckpointError, OSError, ValueError, TypeError, MemoryError, Exception)
-RAISED = {OSError: CheckpointError, Exception: RuntimeError}  # in place of these kinds
+RAISED = {OSError: CheckpointError, Exception: RuntimeError}  # instead of these kinds
 
 
 class Attempt(NamedTuple):
-    """What has come of something that this rank has tried: an outcome, or an error."""
+    """The outcome of a call on this rank, or its error."""
 
     outcome: Any
-    kind: int = -1  # of the error, in KINDS
+    kind: int = -1  # index of the error in KINDS
     text: str = ""
     error: Exception | None = None
 
 
 def attempt(operation: str, act: Callable[[], object]) -> Attempt:
-    """Try `act`."""
+    """Call `act`, and catch its error."""
     try:
         return Attempt(act())
-    except Exception as error:  # whatever it is, the others must not wait
+    except Exception as error:  # any error: the other ranks must not wait forever
         kind = next(i for i, each in enumerate(KINDS) if isinstance(error, each))
         text = str(error).removesuffix(on_rank()).removeprefix(f"{operation}: ")
         if KINDS[kind] in (MemoryError, Exception):
@@ -53,9 +53,9 @@ def attempt(operation: str, act: Callable[[], object]) -> Attempt:
 def agreed(
     group: ProcessGroup, operation: str, mine: Attempt, undo: Callable[[], None] = lambda: None
 ) -> Steps[list[Any]]:
-    """Return the outcomes of all ranks' attempts, which are small: every rank gets them.
+    """Return the outcomes of all ranks' attempts, which must be small.
 
-    If one has failed, all ranks call `undo` and raise. After an error of the communication itself nothing is undone:
+    If an attempt failed, all ranks call `undo` and raise. After an error of the communication itself nothing is undone:
     other ranks may have continued.
     """
     words = yield mine.outcome, mine.kind, mine.text
@@ -70,7 +70,7 @@ def agreed(
 
 
 def exchanged(steps: Steps[T], words_of_all: Callable[[Any], Exchanges[list[Any]]]) -> Exchanges[T]:
-    """Do steps to their end, without blocking but for what `words_of_all` does with this rank's word."""
+    """Run `steps` to the end; `words_of_all` exchanges the ranks' words."""
     with closing(steps):
         words: Any = None
         while True:
@@ -96,7 +96,7 @@ def waited_for(exchanges: Exchanges[T]) -> T:
 
 
 def at_once(group: ProcessGroup, steps: Steps[T]) -> T:
-    """Do steps to their end; every rank calls it."""
+    """Run `steps` to the end, blocking; every rank calls it."""
 
     def words_of_all(mine: object) -> Exchanges[list[Any]]:
         words: list[Any] = [None] * group.size
@@ -108,10 +108,10 @@ def at_once(group: ProcessGroup, steps: Steps[T]) -> T:
 
 
 def together(group: ProcessGroup, operation: str, act: Callable[[], T]) -> list[T]:
-    """Return the outcomes of `act` on all ranks, which are small; if it raises on one rank, all ranks raise."""
+    """Return the outcomes of `act` on all ranks, which must be small; if one rank raises, all ranks raise."""
     return at_once(group, agreed(group, operation, attempt(operation, act)))
 
 
 def of_first(group: ProcessGroup, operation: str, act: Callable[[], T]) -> T:
-    """Return, on every rank, the outcome of `act`, which the group's first rank calls."""
+    """Call `act` on the group's first rank, and return its outcome on every rank."""
     return together(group, operation, lambda: act() if group.rank == 0 else None)[0]  # type: ignore[return-value]

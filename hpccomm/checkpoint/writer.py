@@ -1,9 +1,9 @@
 """One writer at a time: a lock in the folder during a save, with the name of its holder.
 
-The lock is flock(2) on a file, and not the file itself: a killed process holds none. Some file systems keep the locks
-of each node apart (Lustre's ``localflock``), or have none; NFS version 3 keeps that of a dead node until the node is
-back. So a lock that can't be taken, or whose file is from a process on another node, proves nothing: then a save spares
-files that another one may be writing.
+The lock is flock(2) on a file, not the file's existence: a killed process holds no lock. But some file systems keep
+each node's locks apart (Lustre's ``localflock``), or have none, and NFS version 3 keeps a dead node's locks until the
+node is back. So if locks don't work, or the file names a process of another node, the lock proves nothing: the save
+then spares files that another process may be writing.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ class WriterLock:
             os.pwrite(self._file, json.dumps(mine).encode(), 0)
 
     def is_alone(self) -> bool:
-        """Return True if certainly nobody else writes to the folder: the file still has this process's name."""
+        """Return True if certainly no other process writes to the folder: the file still names this process."""
         return self._was_free and _read(self._file) == self._mine
 
     def _take(self, mine: dict[str, Any]) -> bool:
-        """Take the lock; return True if no process of another node has left its name."""
+        """Take the lock; return True if the file did not name a process of another node."""
         is_broken = False
         while True:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             other = _read(file)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.path.samestat(os.fstat(file), os.stat(self._path)):  # otherwise its holder has just removed it
+                if os.path.samestat(os.fstat(file), os.stat(self._path)):  # else its holder has just removed it
                     self._file = file
                     return not is_broken and other.get("host", mine["host"]) == mine["host"]
             except BlockingIOError:
@@ -62,7 +62,7 @@ class WriterLock:
                         f"{in_words(other)} is saving to {self._path.parent}, since {other.get('since', 'now')}; one "
                         f"job at a time may write to a folder. {what_to_do}"
                     ) from None
-                # Slurm has restarted this job, so it has ended the holder: the lock is its dead node's or a child's
+                # Slurm has restarted this job, so the holder has ended: the lock is that of a dead node or of a child
                 os.unlink(self._path)
                 is_broken = True
             except FileNotFoundError:
@@ -86,7 +86,7 @@ class WriterLock:
 
 
 def writer(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Return this process's name: its host and pid, its job, and the number of the job's restarts."""
+    """Return this process's host and pid, its job, and the number of the job's restarts."""
     restarts = environ.get("SLURM_RESTART_COUNT", "")
     return {
         "host": os.uname().nodename,
@@ -98,7 +98,7 @@ def writer(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
 
 
 def in_words(name: Mapping[str, Any]) -> str:
-    """Return a writer's name in words."""
+    """Return a writer's name as text."""
     job = f" of job {name['job']}" if name.get("job") else ""
     return f"process {name['pid']} on {name.get('host')}{job}" if "pid" in name else "another process"
 
