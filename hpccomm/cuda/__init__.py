@@ -1,1 +1,1 @@
-"""GPU arrays: the private seam to CUDA, and what every transport of GPU arrays shares."""
+"""GPU arrays: the private seam to CUDA, and code shared by all transports of GPU arrays."""

@@ -1,4 +1,4 @@
-"""Assignment of GPUs to ranks where the program leaves it to hpccomm: ``device_id="auto"``, or no array to go by."""
+"""Choose a GPU for each rank if the program does not: ``device_id="auto"``, or no array to infer it from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .seam import Runtime
 
 
 class VisibleGPUs(NamedTuple):
-    """The GPUs that CUDA shows a rank, or the error it gave: their identities, the first of which is GPU `first`."""
+    """The identities of the GPUs that CUDA shows a rank, the first of which is GPU `first`; or CUDA's error."""
 
     gpus: tuple[str, ...] = ()
     first: int = 0
@@ -32,12 +32,12 @@ def visible_gpus(runtime: Runtime, device: int | None, environ: Mapping[str, str
             because = "" if variable is None else f" (CUDA_VISIBLE_DEVICES is {variable!r})"
             raise DistBackendError(f"CUDA shows no GPU{because}")
         return VisibleGPUs(tuple(runtime.identity(each) for each in range(count)), 0, instances)
-    except Exception as error:  # the other ranks have to learn of whatever it is
+    except Exception as error:  # any error: the other ranks must learn of it
         return VisibleGPUs(error=runtime.explain(error) or str(error))
 
 
 def choose(visible: Sequence[VisibleGPUs], ranks: Sequence[int]) -> list[int]:
-    """Return the number of each rank's GPU, the same on every rank; DistBackendError names one of `ranks` without."""
+    """Return each rank's GPU number, the same list on every rank; DistBackendError names a rank without a GPU."""
     for rank, gpus in zip(ranks, visible, strict=True):
         if gpus.error is not None:
             raise DistBackendError(f"rank {rank} has no usable GPU: {gpus.error}{on_rank()}")
@@ -47,18 +47,18 @@ def choose(visible: Sequence[VisibleGPUs], ranks: Sequence[int]) -> list[int]:
 def take_turns(visible: Sequence[Sequence[str]]) -> list[int]:
     """Return the index of each rank's GPU among those visible to it.
 
-    A rank takes the GPU that the fewest have taken so far; those with the fewest visible GPUs go first, then the lower
-    rank. Where all ranks of a node see all GPUs, that is the local rank modulo their number. Where they see different
-    ones, the local rank would be wrong:
+    Each rank takes the GPU with the fewest ranks so far; ranks with fewer visible GPUs choose first, then lower ranks.
+    If all ranks of a node see all its GPUs, the result is the local rank modulo the number of GPUs. If they see
+    different GPUs, the local rank would be wrong:
 
     * ``srun --gpus-per-task=1`` and ``--gpu-bind=single:N``, ``map:`` show each task its own GPU, and CUDA numbers the
       visible GPUs from 0 (CUDA programming guide, "CUDA_VISIBLE_DEVICES"): index 0 for every rank.
     * ``--gpu-bind=closest`` shows each task the GPUs of its socket, and Slurm deals tasks to sockets in turn (``-m
       block:cyclic``): local ranks 0 and 2 would both take the first GPU of the same socket.
-    * Containers that share a machine but no memory are several nodes for MPI: all would begin with the first GPU.
-    * Of several MIG instances CUDA shows a process the first only (MIG user guide, "CUDA Device Enumeration"): index 0.
+    * Containers that share a machine but no memory are several nodes for MPI: all would start with the first GPU.
+    * CUDA shows a process only the first of several MIG instances (MIG user guide, "CUDA Device Enumeration"): index 0.
 
-    So GPUs are compared by identity, which is unique among all machines. More ranks than GPUs share them evenly.
+    So GPUs are compared by an identity that is unique among all machines. If ranks outnumber GPUs, they share evenly.
     """
     taken: Counter[str] = Counter()
     indices = [0] * len(visible)

@@ -1,10 +1,10 @@
-// The kernel of hpccomm/cuda/copies.py: it copies many arrays of any layouts, a row of blocks each.
+// The kernel of hpccomm/cuda/copies.py copies many arrays of any layouts; each row of blocks copies one.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
-const int FEW = 4;  // axes of an ordinary copy; there are 32 of them in a table, and 6 with more axes
+const int FEW = 4;  // axes of an ordinary copy; a table has 32 of these, or 6 copies with more axes
 
 template <int AXES>
 struct Copy {
@@ -16,7 +16,7 @@ struct Copy {
 template <int AXES>
 struct Copies { Copy<AXES> copies[AXES == FEW ? 32 : 6]; };
 
-// So many bytes at an address that is a multiple of as many.
+// BYTES bytes, at an address that is a multiple of BYTES.
 template <int BYTES> struct Unit;
 template <> struct Unit<1> { unsigned char bits; };
 template <> struct Unit<2> { unsigned short bits; };

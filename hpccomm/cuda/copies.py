@@ -1,8 +1,8 @@
-"""Copies of many arrays by few kernels: the tables that ``copies.cu`` works through, each given by value.
+"""Copies of many arrays by a few kernels: the tables for ``copies.cu``, which are passed by value.
 
-A kernel copies units of 1 to 16 bytes. CUDA reads and writes them at multiples of their size only, and a misaligned
-access ends every later CUDA call of the process. So the unit is the largest that divides the addresses, the strides and
-the bytes that lie together: whatever the layout, also one that no kernel of CuPy's may read.
+A kernel copies units of 1 to 16 bytes. CUDA accesses a unit only at multiples of its size; a misaligned access makes
+every later CUDA call of the process fail. So the unit is the largest that divides the addresses, the strides and the
+length of contiguous bytes. This works for every layout, also those that CuPy's kernels can't read.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 UNITS = (1, 2, 4, 8, 16)  # bytes
-THREADS = 256  # of a block
+THREADS = 256  # per block
 MOST_BLOCKS = 1024  # for one copy
-FEW, MANY = 4, 32  # axes that a kernel knows
-IN_A_TABLE = {FEW: 32, MANY: 6}  # copies; arguments of a kernel have room for 4 kB
-# `struct Copy`: the addresses of two arrays, how many bytes it is from one unit to the next along each axis, the shape
+FEW, MANY = 4, 32  # maximum number of axes of a kernel
+IN_A_TABLE = {FEW: 32, MANY: 6}  # copies per table; kernel arguments are limited to 4 kB
+# `struct Copy`: the addresses of both arrays, their strides in bytes along each axis, and the shape
 COPY = {axes: struct.Struct(f"2Q{2 * axes}q{axes}I") for axes in (FEW, MANY)}
-MOST_UNITS = (1 << 32) - 1  # of one copy
-Pair = tuple[Any, Any]  # a target and a source, of one shape and dtype
+MOST_UNITS = (1 << 32) - 1  # in one copy
+Pair = tuple[Any, Any]  # a target and a source, of the same shape and dtype
 Axis = tuple[int, int, int]  # length, stride of the target, stride of the source
 Row = tuple[int, int, list[Axis]]  # addresses of the target and of the source, axes in units
 
 
 class Kernel(NamedTuple):
-    """A kernel of ``copies.cu``, by the arguments of its template."""
+    """A kernel of ``copies.cu``: its template arguments."""
 
     unit: int  # bytes
     axes: int
@@ -42,7 +42,7 @@ class Copies(NamedTuple):
 
     kernel: Kernel
     device: int
-    blocks: tuple[int, int]  # for each copy, and copies
+    blocks: tuple[int, int]  # per copy; number of copies
     table: Any  # a NumPy array of one element
 
 
@@ -65,7 +65,7 @@ def prepared(pairs: Iterable[Pair]) -> list[Copies]:
 
 
 def in_units(target: Any, source: Any) -> tuple[int, list[Axis]]:
-    """Return the bytes that are copied at a time, and the axes along which, as few as there can be."""
+    """Return the unit in bytes, and as few axes as possible along which units are copied."""
     itemsize = target.itemsize
     axes = [axis for axis in zip(target.shape, target.strides, source.strides) if axis[0] != 1]
     joined = [(itemsize, 1, 1)]  # innermost first, in bytes
@@ -85,7 +85,7 @@ def in_units(target: Any, source: Any) -> tuple[int, list[Axis]]:
 
 
 def in_parts(target: int, source: int, axes: list[Axis]) -> Iterator[Row]:
-    """Yield copies that are small enough for the kernel: one for each place along an axis too many, or halves."""
+    """Split a copy until it fits the kernel: along the shortest axis if it has too many axes, otherwise in half."""
     if len(axes) > MANY:
         shortest = axes.index(min(axes))
         length, to, of = axes[shortest]

@@ -1,4 +1,4 @@
-"""CUDA by CuPy, behind the seam of ``cuda/seam.py``, whose docstrings describe each function."""
+"""CUDA by CuPy, behind the seam of ``cuda/seam.py``, whose docstrings describe each method."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .copies import KERNELS, THREADS, Copies, Pair, prepared, table_of
 from .seam import Kernel
 
 CAPTURE_INVALIDATED = 901  # cudaErrorStreamCaptureInvalidated
-UNIQUE = 8  # bytes of a UUID
+UNIQUE = 8  # bytes of a UUID that CuPy must return for it to be unique
 INSTALL = "pip install 'hpccomm[cuda13]' (or [cuda12], for an older driver)"
 
 try:
@@ -34,7 +34,7 @@ if int(cupy.__version__.split(".")[0]) < 14:
     raise ImportError(f"hpccomm needs CuPy 14 for GPU arrays, and this is {cupy.__version__}: {INSTALL}")
 
 
-ERRORS = (  # of the runtime, the driver (modules, kernels), NVRTC, and the memory pool
+ERRORS = (  # errors of the runtime, the driver (modules, kernels), NVRTC, and the memory pool
     cuda.CUDARuntimeError,
     cupy.cuda.driver.CUDADriverError,
     cupy.cuda.compiler.CompileException,
@@ -46,7 +46,7 @@ class Runtime:
     """CuPy's functions on raw pointers."""
 
     def __init__(self) -> None:
-        self._additions: dict[tuple[int, Any], int] = {}  # of how many dimensions are loaded
+        self._additions: dict[tuple[int, Any], int] = {}  # the number of dimensions for which kernels are loaded
 
     def device_count(self) -> int:
         return int(cuda.getDeviceCount())
@@ -58,7 +58,7 @@ class Runtime:
         cupy.cuda.Device(device).use()
 
     def identity(self, device: int) -> str:
-        # CuPy reads the 16 bytes of the UUID as a C string: it may end at a NUL, or go on behind them.
+        # CuPy reads the 16 bytes of the UUID as a C string: it may end at a NUL, or include bytes after the 16th.
         uuid: bytes = cuda.getDeviceProperties(device)["uuid"][:16]
         return uuid.hex() if len(uuid) >= UNIQUE else f"{platform.node()} {cuda.deviceGetPCIBusId(device)}"
 
@@ -67,7 +67,7 @@ class Runtime:
             return int(cuda.streamCreateWithFlags(cuda.streamNonBlocking))
 
     def destroy_stream(self, stream: int) -> None:
-        cupy.get_default_memory_pool().free_all_blocks(_stream(stream))  # nobody else can use them
+        cupy.get_default_memory_pool().free_all_blocks(_stream(stream))  # no other stream can use them
         cuda.streamDestroy(stream)
 
     def current_stream(self, device: int) -> int:
@@ -78,7 +78,7 @@ class Runtime:
             return bool(cuda.streamIsCapturing(stream))
         except cuda.CUDARuntimeError:
             raise
-        except RuntimeError as error:  # CuPy's own, where an earlier error has ended the capture
+        except RuntimeError as error:  # CuPy raises it if an earlier error has invalidated the capture
             raise cuda.CUDARuntimeError(CAPTURE_INVALIDATED) from error
 
     def synchronize_stream(self, stream: int) -> None:
@@ -121,15 +121,15 @@ class Runtime:
         if hasattr(array, "__dlpack__"):
             return cupy.from_dlpack(array)
         pointer = array.__cuda_array_interface__["data"][0]
-        if not pointer:  # it is empty
+        if not pointer:  # an empty array
             return cupy.asarray(array)
-        # cupy.asarray copies an array that is not on the current GPU, and a result in a copy would be lost.
+        # cupy.asarray would copy an array that is not on the current GPU, and a result in the copy would be lost.
         with cupy.cuda.Device(cuda.pointerGetAttributes(pointer).device):
             return cupy.asarray(array)
 
     def empty(self, shape: tuple[int, ...], dtype: Any, device: int, stream: int) -> Any:
         with cupy.cuda.Device(device), _stream(stream):  # CuPy's memory pool belongs to the stream
-            # cupy.empty refuses dtypes of which CuPy's arrays can be all the same, such as float128 and float8_e4m3fn.
+            # cupy.empty refuses some dtypes that cupy.ndarray accepts, such as float128 and float8_e4m3fn.
             return cupy.ndarray(shape, dtype, cupy.cuda.alloc(math.prod(shape) * np.dtype(dtype).itemsize))
 
     def view(self, memory: int, nbytes: int, shape: tuple[int, ...], dtype: Any, device: int, owner: Any) -> Any:
@@ -272,11 +272,11 @@ def _instance(kernel: Kernel) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _stream(stream: int) -> Any:
-    """Return CuPy's object for a stream, for ``with`` where its GPU is the current one."""
+    """Return CuPy's object for a stream; use it in a ``with`` while the stream's GPU is current."""
     return cupy.cuda.Stream.from_external(SimpleNamespace(__cuda_stream__=lambda: (0, stream)))
 
 
 def _strided(dimensions: int, dtype: Any) -> Any:
-    """Return an array of length 2 along each dimension, with gaps: CuPy can join none. Its elements share memory."""
+    """Return an array of length 2 along each axis whose axes CuPy can't join; its elements share memory."""
     memory = cupy.zeros(2 * dimensions + 1, dtype)
     return cupy.lib.stride_tricks.as_strided(memory, (2,) * dimensions, (2 * memory.itemsize,) * dimensions)

@@ -1,8 +1,8 @@
-"""libcuda by ctypes, which lets go of the GIL: CuPy holds it in cudaEventQuery.
+"""libcuda by ctypes, which releases the GIL: CuPy holds the GIL in cudaEventQuery.
 
-That may wait for a lock of CUDA while another thread is in cudaDeviceSynchronize (finishedGPUExecutionInternal in
-PyTorch's ProcessGroupNCCL.cpp); then no thread of Python would go on, nor the watchdog. Nor does an error of the
-driver's functions, NOT_READY among them, become the runtime's last one.
+cudaEventQuery may wait for a CUDA lock while another thread is in cudaDeviceSynchronize (finishedGPUExecutionInternal
+in PyTorch's ProcessGroupNCCL.cpp); then every Python thread would stop, also the watchdog. In addition, a driver
+function's error, such as NOT_READY, does not become the runtime's last error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CAPTURE_MODE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """Return libcuda with the types of what is called here; OSError where there is no driver."""
+    """Return libcuda with the argument types of the functions used here; OSError if there is no driver."""
     found = ctypes.CDLL("libcuda.so.1")
     found.cuEventQuery.argtypes = (c_void_p,)
     found.cuThreadExchangeStreamCaptureMode.argtypes = (POINTER(c_int),)
@@ -25,7 +25,7 @@ def library() -> ctypes.CDLL:
 
 
 def event_status(event: int) -> int:
-    """Return 0 once an event has passed, NOT_READY before, or an error, whose number is the runtime's as well."""
+    """Return 0 if an event has passed, NOT_READY if not, or an error code, which is the same in the runtime."""
     return library().cuEventQuery(event)  # type: ignore[no-any-return]
 
 
@@ -37,5 +37,5 @@ def addresses_for_c() -> tuple[int, int]:
 
 
 def relax_captures() -> int:
-    """Let this thread call CUDA whatever other threads capture, without ending their captures; return an error."""
+    """Let this thread call CUDA while other threads capture, without ending their captures; return an error code."""
     return library().cuThreadExchangeStreamCaptureMode(c_int(CAPTURE_MODE_RELAXED))  # type: ignore[no-any-return]

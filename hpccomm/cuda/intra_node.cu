@@ -1,24 +1,24 @@
-// Kernels of hpccomm/nccl/intra_node.py: all_reduce (SUM) among the GPUs of a node, which see each other's buffers.
+// Kernels of hpccomm/nccl/intra_node.py: all_reduce (SUM) among GPUs of a node that can access each other's buffers.
 //
-// Each rank has put its contribution into its memory before. Sums are made in float32 and in the order of the ranks, so
-// that every rank has bitwise the same result. A "vector" is 16 bytes. The number of ranks and the own rank are known to
-// the compiler: what is read from all ranks is under way at once, and each rank begins with itself (or its successor), so
-// that not all read from the same GPU first.
+// Each rank's contribution is in its memory before the launch. Sums are made in float32 in rank order, so the result is
+// bitwise the same on every rank. A "vector" is 16 bytes. RANKS and RANK are template arguments: loops unroll, and the
+// reads from all ranks are issued together. Each rank starts with its own memory (or its successor's), so the reads do
+// not all go to the same GPU first.
 
 typedef unsigned int u32;
 typedef unsigned short u16;
 typedef unsigned long long u64;
 
 const int MAX_RANKS = 8;
-const int THREADS = 512;  // of a block; so the compiler knows that each may have 128 registers
+const int THREADS = 512;  // per block; tells the compiler that each thread may use 128 registers
 
-// The ranks' memory, as this GPU sees it; given by value, so that each pointer is at hand without a read of memory.
+// The addresses of all ranks' memory in this process; passed by value, so the kernel need not read them from memory.
 struct Memory {
-    uint4* given[MAX_RANKS];  // what each rank contributes
-    u32* flags[MAX_RANKS];    // for the meetings; null where the host has seen to it that all contributions are complete
+    uint4* given[MAX_RANKS];  // the contribution of each rank
+    u32* flags[MAX_RANKS];    // for `meet`; null if the host has made sure that all contributions are complete
 };
 
-// How values lie in the 32-bit words of a vector: by shifts, since C++ does not let a pointer of another type look.
+// Access to values in the 32-bit words of a vector: by shifts, because C++ forbids access by a pointer of another type.
 struct Float32 {
     static const int PER_WORD = 1;
     static __device__ float get(u32 word, int) { return __uint_as_float(word); }
@@ -50,9 +50,9 @@ struct BFloat16 {
     }
 };
 
-// Wait until block `blockIdx.x` of every rank has come to this point. Each rank has two words for each block and each rank:
-// how often that rank has come, which it writes itself, and how often this one has come to meet it. The latter is not the
-// host's to count, since a CUDA graph is replayed without it. Numbers only grow.
+// Wait until block `blockIdx.x` of every rank has reached this point. Each rank has two words per block and rank: how
+// many times that rank has arrived, which that rank writes, and how many times this rank has waited for it. The host
+// can't pass the second number, because a CUDA graph is replayed without the host. The numbers only grow.
 __device__ void meet(const Memory& memory, int rank, int ranks) {
     __syncthreads();
     if (threadIdx.x < ranks) {
@@ -68,14 +68,14 @@ __device__ void meet(const Memory& memory, int rank, int ranks) {
     __syncthreads();
 }
 
-// Begin to read a vector here and now: the compiler would rather read one, wait for it, add it, and read the next.
+// Issue the read of a vector now: otherwise the compiler would read one, wait for it, add it, and read the next.
 __device__ uint4 read_now(const uint4* place) {
     u32 x, y, z, w;
     asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x), "=r"(y), "=r"(z), "=r"(w) : "l"(place));
     return make_uint4(x, y, z, w);
 }
 
-// Return the sum of `parts[0][i]` to `parts[RANKS - 1][i]`; the first to be read is this rank's.
+// Return the sum of `parts[0][i]` to `parts[RANKS - 1][i]`; read this rank's first.
 template <class T, int RANKS, int RANK>
 __device__ uint4 sum(uint4* const* parts, u64 i) {
     const int VALUES = 4 * T::PER_WORD;
@@ -95,7 +95,7 @@ __device__ uint4 sum(uint4* const* parts, u64 i) {
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-// Every rank reads what all have given.
+// Every rank reads the contributions of all ranks.
 template <class T, int RANKS, int RANK>
 __global__ void __launch_bounds__(THREADS, 1) one_shot(uint4* out, const __grid_constant__ Memory memory, u64 vectors) {
     if (memory.flags[RANK]) meet(memory, RANK, RANKS);
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(THREADS, 1) one_shot(uint4* out, const __grid_
     if (memory.flags[RANK]) meet(memory, RANK, RANKS);
 }
 
-// Every rank sums one part, in the place of what it has given, then reads the other parts from the other ranks.
+// Every rank sums one part, in place of its own contribution, then reads the other parts from the other ranks.
 template <class T, int RANKS, int RANK>
 __global__ void __launch_bounds__(THREADS, 1) two_shot(uint4* out, const __grid_constant__ Memory memory, u64 vectors) {
     u64 part = (vectors + RANKS - 1) / RANKS, step = (u64)gridDim.x * blockDim.x;
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(THREADS, 1) two_shot(uint4* out, const __grid_
     meet(memory, RANK, RANKS);
     for (u64 i = first; i < part && RANK * part + i < vectors; i += step)
         memory.given[RANK][RANK * part + i] = sum<T, RANKS, RANK>(memory.given, RANK * part + i);
-    meet(memory, RANK, RANKS);  // the blocks of one number have done the same places of all parts
+    meet(memory, RANK, RANKS);  // blocks with the same number have summed the same places of all parts
     for (u64 i = first; i < part; i += step) {
         uint4 sums[RANKS];
 #pragma unroll

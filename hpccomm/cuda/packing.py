@@ -1,8 +1,8 @@
 """Packing: the contiguous buffers of an operation on GPU arrays of any layout.
 
-A contiguous array is its own buffer, if its address is a multiple of its numbers': NCCL's kernels and CuPy's would end
-the process's CUDA context by a misaligned access. Any other is packed into a temporary one before the transport works
-and unpacked after it, both on a stream.
+A contiguous array is its own buffer if its address is a multiple of its element size; a misaligned access by a kernel
+of NCCL or CuPy would end the process's CUDA context. Any other array is packed into a temporary buffer before the
+transport works, and unpacked after it, both on a stream.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from . import seam
 from .seam import Runtime
 
 _pointer = attrgetter("data.ptr")
-MOST_ALIGNED = 16  # bytes, of complex numbers of 16: CuPy reads them at once
+MOST_ALIGNED = 16  # bytes: CuPy reads complex numbers of 16 bytes at once
 
 
 class Packing:
-    """The buffers of one operation, packed on `stream`; `alive` holds temporary ones, to be kept until it is done."""
+    """The buffers of one operation, packed on `stream`; keep `alive`, the temporary ones, until it is done."""
 
     __slots__ = ("_device", "_runtime", "_unpacking", "alive", "stream")
 
@@ -51,9 +51,9 @@ class Packing:
         return buffer
 
     def joined_buffer(self, arrays: Sequence[Any]) -> Any:
-        """Return the beginning of memory for `arrays`, of one size, one behind the other; `unpack` copies it to them.
+        """Return the start of contiguous memory for equally large `arrays`; `unpack` copies it to them.
 
-        It is their own where they lie so.
+        It is the arrays' own memory if they are already adjacent.
         """
         first = arrays[0]
         if all(is_plain(each) and each.data.ptr == first.data.ptr + i * first.nbytes for i, each in enumerate(arrays)):
@@ -65,7 +65,7 @@ class Packing:
     def in_place(self, array: Any, alignment: int = 1) -> Any:
         """Return a contiguous array with the values of `array`; `unpack` copies the new values back.
 
-        Its address is a multiple of `alignment` bytes (at most 256, the alignment of every allocation of CUDA).
+        The address is a multiple of `alignment` bytes (at most 256, the alignment of every CUDA allocation).
         """
         if is_plain(array) and array.data.ptr % alignment == 0:
             return array
@@ -81,7 +81,7 @@ class Packing:
         ]
 
     def multiplied(self, array: Any, factor: Any, target: Any = None) -> Any:
-        """Return ``factor * array``, contiguous, in `target` or a new array; without a factor, as `send_buffer`."""
+        """Return ``factor * array``, contiguous, in `target` or a new array; with factor None, act as `send_buffer`."""
         if factor is None or not array.size:
             return array if array is target else self.send_buffer(array)
         if target is None:
@@ -96,11 +96,11 @@ class Packing:
         self._do(self._runtime.copy, target, source)
 
     def _do(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Call a function of the seam, whose last argument is the stream."""
+        """Call a function of the seam with the stream as its last argument."""
         function(*arguments, self.stream)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Return a contiguous array for this operation."""
+        """Return a contiguous temporary array for this operation."""
         buffer = self._runtime.empty(shape, dtype, self._device, self.stream)
         self.alive.append(buffer)
         return buffer
@@ -115,20 +115,20 @@ class Packing:
         return Messages(rank, sends, receives, adds, _pointer, is_plain, self.empty)
 
     def exchange(self, messages: Messages, adds: bool) -> None:
-        """Pack the messages that are sent; `unpack` copies those that are received to their arrays, or adds them."""
+        """Pack the messages to send; `unpack` copies the received messages to their arrays, or adds them."""
         for launch in self._runtime.copies(messages.packed):
             self._do(launch)
-        if adds:  # one after the other: several may be for the same cells
+        if adds:  # in sequence: several may be added to the same cells
             for array, buffer in messages.unpacked:
                 self._add_later(array, buffer)
         else:
             self._unpacking += [(launch, ()) for launch in self._runtime.copies(messages.unpacked)]
 
     def _add_later(self, array: Any, buffer: Any) -> None:
-        """Add a buffer, or what this rank sends to itself, to an array in `unpack`."""
+        """Make `unpack` add a received buffer, or a message of this rank to itself, to an array."""
         target = array if is_aligned(array) else self.empty(array.shape, array.dtype)
         source = buffer if is_aligned(buffer) else self._packed(buffer)
-        # not behind a receive that waits
+        # now: a launch behind a pending receive could wait
         self._runtime.load_additions(target.dtype, joined_dimensions(target), self._device, self.stream)
         addition = (self._runtime.add, (target, source))
         if target is array:
@@ -138,18 +138,18 @@ class Packing:
             self._unpacking += [(copy, (target, array)), addition, (copy, (array, target))]
 
     def unpack(self, stream: int) -> None:
-        """Copy what has come into buffers to the arrays that it is for, or add it."""
+        """Copy the received buffers to their arrays, or add them."""
         for function, arguments in self._unpacking:
             function(*arguments, stream)
 
 
 def is_plain(array: Any) -> bool:
-    """Return True for a contiguous array on whose own memory a transport can work."""
+    """Return True for a contiguous array whose memory a transport can use directly."""
     return bool(array.flags.c_contiguous) and array.data.ptr % _alignment(array) == 0
 
 
 def is_aligned(array: Any) -> bool:
-    """Return True for an array of any layout all of whose elements a kernel of CuPy's can read."""
+    """Return True for an array of any layout whose elements are all aligned for CuPy's kernels."""
     bits = array.data.ptr
     for length, stride in zip(array.shape, array.strides):
         if length > 1:
@@ -158,15 +158,15 @@ def is_aligned(array: Any) -> bool:
 
 
 def _alignment(array: Any) -> int:
-    """Return what the address of an element is a multiple of: the largest power of 2 that divides its size, or 16."""
+    """Return the alignment of an element: the largest power of 2 that divides its size, at most 16."""
     itemsize = array.itemsize or 1
     return min(itemsize & -itemsize, MOST_ALIGNED)
 
 
 def joined_dimensions(array: Any) -> int:
-    """Return in how many dimensions CuPy's kernels see an array: those that one stride leads through are one.
+    """Return the number of dimensions of an array in CuPy's kernels, which join dimensions with a common stride.
 
-    See `_reduced_view_core` in its _core/_kernel.pyx.
+    See `_reduced_view_core` in CuPy's _core/_kernel.pyx.
     """
     axes = [(length, stride) for length, stride in zip(array.shape, array.strides) if length != 1]
     return 1 + sum(1 for (_, outer), (length, stride) in pairwise(axes) if outer != length * stride)
@@ -184,7 +184,7 @@ def gpu_of(array: Any) -> int:
 
 
 def on_the_host(array: Any, host: Any = None) -> Any:
-    """Return a NumPy array, in C order, with the values that a GPU array has on the current stream: `host`, or new."""
+    """Copy a GPU array's values on the current stream to a NumPy array in C order: `host`, or a new one."""
     runtime, device = seam.runtime(), array.data.device_id
     host = np.empty(array.shape, array.dtype) if host is None else host
     with seam.on_device(runtime, device):
@@ -196,7 +196,7 @@ def on_the_host(array: Any, host: Any = None) -> Any:
 
 
 def from_the_host(array: Any, host: Any) -> None:
-    """Write the values of a NumPy array in C order to a GPU array, and wait until they are there."""
+    """Write the values of a NumPy array in C order to a GPU array, and wait for the copy."""
     runtime, device = seam.runtime(), array.data.device_id
     with seam.on_device(runtime, device):
         stream = runtime.current_stream(device)

@@ -1,9 +1,9 @@
-"""The private seam: every function of CUDA and NCCL that hpccomm calls, and nothing else.
+"""The private seam: exactly the functions of CUDA and NCCL that hpccomm calls.
 
-Streams, events and memory are integers, as in CUDA's C functions; arrays are ``cupy.ndarray``. Behind the seam is a
-*provider*: CuPy (``cuda/cupy_runtime.py``) and libnccl by the bindings that are there (``nccl/providers.py``), or the
-tests' stand-in for machines without a GPU (``tests/gpu/stand_in.py``). ``HPCCOMM_GPU_PROVIDER=package.module`` on rank
-0 names another module with `Runtime` and `NCCL`, of hpccomm or of its tests.
+Streams, events and memory are integers, as in CUDA's C functions; arrays are ``cupy.ndarray``. A *provider* implements
+the seam: CuPy (``cuda/cupy_runtime.py``) with one of the NCCL bindings (``nccl/providers.py``), or the tests' stand-in
+for machines without a GPU (``tests/gpu/stand_in.py``). ``HPCCOMM_GPU_PROVIDER=package.module`` on rank 0 names another
+module with `Runtime` and `NCCL`, from hpccomm or its tests.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ..core.late import CUDA_PROVIDER, NCCL_PROVIDER, late
 from ..process.settings import gpu_provider
 from .time_limit import TimeLimit
 
-OWN_THREADS = "hpccomm-"  # the beginning of their names
+OWN_THREADS = "hpccomm-"  # prefix of the names of hpccomm's threads
 _this_thread = threading.local()
 
 
 class Kernel(NamedTuple):
-    """A kernel of ``cuda/intra_node.cu``: its name, and the arguments of its template."""
+    """A kernel of ``cuda/intra_node.cu``: its name, and its template arguments."""
 
     name: str
     dtype: str
@@ -43,7 +43,7 @@ class Runtime(Protocol):
         """Return the number of this thread's current GPU."""
 
     def use_device(self, device: int) -> None:
-        """Make a GPU this thread's current one."""
+        """Make `device` this thread's current GPU."""
 
     def identity(self, device: int) -> str:
         """Return an identifier of a GPU, unique among all machines and the same in every process."""
@@ -57,7 +57,7 @@ class Runtime(Protocol):
         """Destroy a stream of the current GPU, and free the memory that `empty` keeps for it."""
 
     def current_stream(self, device: int) -> int:
-        """Return CuPy's current stream of this thread for a GPU, which need not be the current one."""
+        """Return this thread's current CuPy stream on any GPU."""
 
     def is_capturing(self, stream: int) -> bool:
         """Return True while a CUDA graph captures the stream."""
@@ -81,10 +81,10 @@ class Runtime(Protocol):
         """Return True once the event has passed."""
 
     def addresses_for_c(self) -> tuple[int, int]:
-        """Return the addresses of cuEventQuery and cuThreadExchangeStreamCaptureMode, or 0 and 0: C calls them."""
+        """Return the addresses of cuEventQuery and cuThreadExchangeStreamCaptureMode for calls from C, or 0 and 0."""
 
     def relax_captures(self) -> None:
-        """Let this thread ask for events while another one captures (cudaThreadExchangeStreamCaptureMode)."""
+        """Let this thread query events while other threads capture (cudaThreadExchangeStreamCaptureMode)."""
 
     def synchronize_event(self, event: int) -> None:
         """Block the host until the event has passed."""
@@ -95,31 +95,31 @@ class Runtime(Protocol):
         """Return a ``cupy.ndarray`` that views another library's GPU array (DLPack, CUDA array interface)."""
 
     def empty(self, shape: tuple[int, ...], dtype: Any, device: int, stream: int) -> Any:
-        """Return a new contiguous array; once it is dropped, what follows on `stream` may use its memory."""
+        """Return a new contiguous array; once it is freed, later work on `stream` may reuse its memory."""
 
     def copy(self, target: Any, source: Any, stream: int) -> None:
-        """Copy the values of `source` to `target`, which has the same dtype and size; any layouts and addresses."""
+        """Copy `source` to `target`, which has the same dtype and size; any layouts and addresses."""
 
     def copies(self, pairs: Iterable[tuple[Any, Any]]) -> Sequence[Callable[[int], None]]:
-        """Return what copies, on a stream, each source to its target, of the same shape and dtype, by a few kernels."""
+        """Return a few kernel launchers that copy each source to its target (same shape and dtype) on a stream."""
 
     def view(self, memory: int, nbytes: int, shape: tuple[int, ...], dtype: Any, device: int, owner: Any) -> Any:
-        """Return an array over memory of a GPU; it and its views keep `owner`."""
+        """Return an array over GPU memory; the array and its views keep `owner` alive."""
 
     def load_copies(self, device: int, stream: int) -> None:
-        """Load the kernels of `copies`, which are also those of `copy`."""
+        """Load the kernels that `copies` and `copy` use."""
 
     def load_additions(self, dtype: Any, dimensions: int, device: int, stream: int) -> None:
-        """Load, the first time, the kernels of `add` for arrays of up to so many dimensions, by using them."""
+        """Load the kernels of `add` for arrays of up to `dimensions` dimensions, by using them once."""
 
     def add(self, target: Any, source: Any, stream: int) -> None:
-        """Add the values of `source` to `target`, which has the same dtype and shape; any layouts, aligned."""
+        """Add `source` to `target`, which has the same dtype and shape; any layouts, aligned."""
 
     def multiply(self, target: Any, source: Any, factor: Any, stream: int) -> None:
         """Write ``factor * source`` to `target`, in their dtype; any layouts, aligned."""
 
     def sum_entries(self, matrix: Any, rows: Any, columns: Any, values: Any, device: int, stream: int) -> None:
-        """Set a sparse matrix to the sum of entries, and block the host until that is done."""
+        """Set a sparse matrix to the sum of entries, and block the host until this is done."""
 
     # -- the host's memory
 
@@ -127,10 +127,10 @@ class Runtime(Protocol):
         """Return page-locked host memory, as a NumPy array of bytes."""
 
     def to_host(self, host: Any, array: Any, stream: int) -> None:
-        """Copy a contiguous GPU array to a NumPy array of as many bytes."""
+        """Copy a contiguous GPU array to a NumPy array of the same size in bytes."""
 
     def to_device(self, array: Any, host: Any, stream: int) -> None:
-        """Copy a NumPy array to a contiguous GPU array of as many bytes."""
+        """Copy a NumPy array to a contiguous GPU array of the same size in bytes."""
 
     # -- memory shared with other processes of the node (CUDA IPC)
 
@@ -141,7 +141,7 @@ class Runtime(Protocol):
         """Free memory from `allocate`."""
 
     def ipc_handle(self, memory: int) -> bytes:
-        """Return a handle by which other processes open the memory."""
+        """Return a handle with which other processes open the memory."""
 
     def open_ipc(self, handle: bytes, device: int) -> int:
         """Return the address, in this process, of another process's memory."""
@@ -164,14 +164,14 @@ class Runtime(Protocol):
         """Launch a kernel of `shape` (blocks, threads); `memory` is its struct, a NumPy array of one element."""
 
     def explain(self, error: Exception) -> str | None:
-        """Return the text of an error of CUDA; None for another error."""
+        """Return the text of a CUDA error; None for any other error."""
 
 
 class Communicator(Protocol):
-    """NCCL's communicator (ncclComm_t). Counts are elements, types and operations nccl.h's numbers.
+    """NCCL's communicator (ncclComm_t). Counts are elements; types and operations are nccl.h's numbers.
 
-    One thread at a time calls it. Where the communicator does not block, and NCCL returns ncclInProgress, a function
-    waits for the end of the call, for the TimeLimit with which the communicator was made.
+    Only one thread at a time calls it. With a non-blocking communicator, a function whose NCCL call returns
+    ncclInProgress waits for the end of the call, at most for the TimeLimit of the communicator.
     """
 
     def group_start(self) -> None:
@@ -190,10 +190,10 @@ class Communicator(Protocol):
         """ncclBroadcast."""
 
     def reduce_scatter(self, send: int, recv: int, count: int, datatype: int, op: int, stream: int) -> None:
-        """ncclReduceScatter; `count` is that of `recv`."""
+        """ncclReduceScatter; `count` is the size of `recv`."""
 
     def all_gather(self, send: int, recv: int, count: int, datatype: int, stream: int) -> None:
-        """ncclAllGather; `count` is that of `send`."""
+        """ncclAllGather; `count` is the size of `send`."""
 
     def send(self, send: int, count: int, datatype: int, peer: int, stream: int) -> None:
         """ncclSend."""
@@ -202,38 +202,38 @@ class Communicator(Protocol):
         """ncclRecv."""
 
     def all_to_all(self, send: int, recv: int, count: int, datatype: int, stream: int) -> None:
-        """ncclAlltoAll, where `NCCL.has_all_to_all`; `count` is that of one part."""
+        """ncclAlltoAll, if `NCCL.has_all_to_all`; `count` is the size of one part."""
 
     @property
     def handle(self) -> int:
         """The address of the ncclComm_t."""
 
     def configured(self, settings: Mapping[str, Any]) -> Communicator:
-        """Return this communicator, whose collectives take an ncclCollConfig_t (ncclAllReduceConfig); since 2.31."""
+        """Return this communicator with an ncclCollConfig_t for its collectives (ncclAllReduceConfig); since 2.31."""
 
     def register_window(self, memory: int, nbytes: int) -> int:
-        """ncclCommWindowRegister, symmetric; return the ncclWindow_t, 0 where the GPUs have no symmetric memory."""
+        """ncclCommWindowRegister, symmetric; return the ncclWindow_t, or 0 if the GPUs have no symmetric memory."""
 
     def deregister_window(self, window: int) -> None:
-        """ncclCommWindowDeregister; nothing may be in flight in its memory. Not collective."""
+        """ncclCommWindowDeregister; no operation may be in flight in its memory. Not collective."""
 
     def split(self, color: int, key: int, time_limit: TimeLimit | None) -> Communicator | None:
-        """ncclCommSplit; None for ``color=-1``. Nothing may be in flight on this communicator."""
+        """ncclCommSplit; None for ``color=-1``. No operation may be in flight on this communicator."""
 
     def async_error(self) -> str | None:
         """Return the text of the communicator's error, or None (ncclCommGetAsyncError)."""
 
     def abort(self) -> None:
-        """ncclCommAbort: end what is in flight, and free the communicator. Not collective."""
+        """ncclCommAbort: end all operations in flight, and free the communicator. Not collective."""
 
     def destroy(self) -> None:
-        """ncclCommFinalize and ncclCommDestroy: wait for what is in flight on every rank, and free the communicator."""
+        """ncclCommFinalize and ncclCommDestroy: wait for operations in flight on all ranks; free the communicator."""
 
 
 class NCCL(Protocol):
     """The functions of NCCL that do not belong to one communicator."""
 
-    bindings: str  # by which hpccomm calls it
+    bindings: str  # the library through which hpccomm calls NCCL
     has_all_to_all: bool  # since NCCL 2.28
 
     def version(self) -> int:
@@ -243,24 +243,24 @@ class NCCL(Protocol):
         """Return a new id for `connect`; it can be pickled."""
 
     def connect(self, size: int, unique_id: Any, rank: int, time_limit: TimeLimit | None) -> Communicator:
-        """Return a communicator on the current GPU (ncclCommInitRank), which blocks unless there is a `time_limit`."""
+        """Return a communicator on the current GPU (ncclCommInitRank); it blocks unless `time_limit` is given."""
 
     def allocate(self, nbytes: int) -> int:
-        """Return the address of memory of the current GPU that can be registered (ncclMemAlloc)."""
+        """Allocate memory of the current GPU that can be registered (ncclMemAlloc), and return its address."""
 
     def free(self, memory: int) -> None:
         """Free memory from `allocate` (ncclMemFree)."""
 
     def explain(self, error: Exception) -> str | None:
-        """Return the text of an error of NCCL, with that of its last error; None for another error."""
+        """Return the text of an NCCL error, with that of its last error; None for any other error."""
 
 
 @contextmanager
 def on_device(runtime: Runtime, device: int) -> Iterator[None]:
-    """Make a GPU the current one inside the block; in hpccomm's own threads also afterwards.
+    """Make a GPU the current one inside the block; hpccomm's own threads keep it afterwards.
 
-    A thread begins on GPU 0; going back there would make a context (about 500 MB) on what may be another rank's GPU.
-    Where another thread captures a graph in CUDA's default mode, PyTorch's too, asking for an event would end that.
+    A thread starts on GPU 0; going back there would make a context (about 500 MB) on a GPU that another rank may use.
+    If another thread captures a graph in the default mode, as PyTorch does, querying an event would end the capture.
     """
     before = runtime.current_device()
     runtime.use_device(device)
@@ -277,13 +277,13 @@ def on_device(runtime: Runtime, device: int) -> Iterator[None]:
 
 @functools.cache
 def runtime() -> Runtime:
-    """Return the CUDA half of the provider; ImportError says what to install."""
+    """Return the provider's `Runtime`; ImportError names the package to install."""
     return _provided("Runtime", CUDA_PROVIDER)  # type: ignore[no-any-return]
 
 
 @functools.cache
 def nccl() -> NCCL:
-    """Return the NCCL half of the provider; ImportError says what to install."""
+    """Return the provider's `NCCL`; ImportError names the package to install."""
     return _provided("NCCL", NCCL_PROVIDER)  # type: ignore[no-any-return]
 
 

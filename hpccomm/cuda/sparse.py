@@ -1,4 +1,4 @@
-"""all_reduce of the sparse matrices of cupyx."""
+"""all_reduce of cupyx's sparse matrices."""
 
 from __future__ import annotations
 

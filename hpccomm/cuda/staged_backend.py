@@ -1,8 +1,8 @@
-"""StagedBackend: GPU arrays over any MPI (``cuda:mpi``), by way of page-locked host memory.
+"""StagedBackend: GPU arrays over any MPI (``cuda:mpi``), staged in page-locked host memory.
 
-Each operation copies its inputs to staging buffers on the host, has the host's backend work there, and copies the
-outputs back; the host waits for the copies. A blocking operation on one large array goes in chunks, so that the copies
-and the messages overlap; every rank cuts alike.
+Each operation copies its inputs to staging buffers on the host, calls the host backend there, and copies the outputs
+back; the host waits for the copies. A blocking operation on one large array runs in chunks, so that copies and
+messages overlap; every rank uses the same chunks.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from .work import error_from_cuda
 
 T = TypeVar("T")
 
-CHUNK_BYTES = 4 << 20  # of collectives; of a message the other end may be a host array
-CHUNKS = 3  # one on its way to the host, one in a message, one on its way back
+CHUNK_BYTES = 4 << 20  # of collectives; a message has no chunks, because its other end may be a host array
+CHUNKS = 3  # one is copied to the host, one is communicated, one is copied back
 
 
 class Staged(NamedTuple):
-    """An argument of an operation that is staged: a GPU array, a list of them, a list of lists, or None."""
+    """A staged argument of an operation: a GPU array, a list of them, a list of lists, or None."""
 
     arrays: Any
     is_input: bool
@@ -45,9 +45,9 @@ def flat(arrays: Any) -> list[Any]:
 
 
 class StagedBackend(Backend):
-    """GPU arrays by way of the host; `host` is the backend that does the work there.
+    """GPU arrays staged on the host; the backend `host` communicates.
 
-    The operations follow from their list: see `_staged_form`.
+    `_staged_form` makes its methods from the list of operations.
     """
 
     name = "mpi"
@@ -57,7 +57,7 @@ class StagedBackend(Backend):
         self._options = options
         self._host = host
         self._runtime = seam.runtime()
-        self._copy_streams: dict[int, CopyStreams] = {}  # of each GPU
+        self._copy_streams: dict[int, CopyStreams] = {}  # for each GPU
 
     def connect(self) -> int | None:
         device, comm = self._options.device_id, self._options.comm
@@ -70,13 +70,13 @@ class StagedBackend(Backend):
         return device
 
     def _staging(self, *arrays: Any) -> Staging:
-        """Return the staging of an operation, after blocking the host until the current stream is done."""
+        """Block the host until the current stream is done, and return the staging of an operation."""
         streams = self._streams_of(*arrays)
         streams.wait_for_the_current_one()
         return Staging(self._runtime, streams)
 
     def _streams_of(self, *arrays: Any) -> CopyStreams:
-        """Return the streams of the GPU of these arrays."""
+        """Return the streams of the arrays' GPU."""
         device = gpu_of(arrays[0])
         for array in arrays:
             if gpu_of(array) != device:
@@ -88,7 +88,7 @@ class StagedBackend(Backend):
         return self._copy_streams[device]
 
     def _staged(self, operation: Callable[..., T], *arguments: Any) -> T:
-        """Call the host's `operation` with host arrays in place of each `Staged` argument."""
+        """Call the host's `operation` with host arrays instead of each `Staged` argument."""
         staging = self._staging(
             *(array for each in arguments if isinstance(each, Staged) for array in flat(each.arrays))
         )
@@ -97,7 +97,7 @@ class StagedBackend(Backend):
         )
 
     def _elementwise(self, operation: Callable[..., T], staged: Staged, *arguments: Any) -> T | None:
-        """Run an operation that treats every element alike, large arrays in chunks; the last argument is async_op."""
+        """Run an elementwise operation, large arrays in chunks; the last argument is async_op."""
         array, is_input, is_output = staged
         if arguments[-1] or array.nbytes <= CHUNK_BYTES:
             return self._staged(operation, staged, *arguments)
@@ -118,7 +118,7 @@ class StagedBackend(Backend):
         return super().persistent(operation, *arguments)
 
     def _plan(self, sends: Pieces, receives: Pieces, adds: bool) -> StagedMessages | None:
-        """Return the messages of an exchange; None if this rank has no part in it."""
+        """Return the messages of an exchange, or None if this rank has none."""
         arrays = [piece for _, piece in (*sends, *receives)]
         if not arrays:
             return None
@@ -149,7 +149,7 @@ class StagedBackend(Backend):
 
 
 def _staged_form(name: str) -> Callable[..., Any]:
-    """Return the method `name`: arrays are copied to the host if they are read, and back if they are written."""
+    """Return the method `name`: it copies arrays to the host if they are read, and back if they are written."""
     inherited, spec = getattr(Backend, name), OPERATIONS[name]
     is_elementwise = [role.form for role in spec.roles if role.is_array] == ["one"] and not spec.is_a_message
 
@@ -172,7 +172,7 @@ for _name, _spec in OPERATIONS.items():
 
 
 class StagingBuffer(NamedTuple):
-    """Page-locked memory for one chunk, and the events recorded behind the copies into it and out of it."""
+    """Page-locked memory for one chunk, and the events recorded after the copies into it and out of it."""
 
     memory: Any
     filled: int
@@ -191,7 +191,7 @@ class CopyStreams:
 
     @property
     def buffers(self) -> list[StagingBuffer]:
-        """The staging buffers, which the first large array makes."""
+        """The staging buffers, allocated for the first large array."""
         if not self._buffers:
             event = partial(self._runtime.create_event, self.device)
             self._buffers = [StagingBuffer(self._runtime.pinned(CHUNK_BYTES), event(), event()) for _ in range(CHUNKS)]
@@ -200,13 +200,13 @@ class CopyStreams:
     def wait_for_the_current_one(self) -> None:
         """Block the host until the program's current stream is done.
 
-        The host waits for the copies anyway: it may as well wait for the arrays, which needs no event.
+        The host waits for the copies anyway; waiting for the arrays here needs no event.
         """
         with seam.on_device(self._runtime, self.device):
             self._runtime.synchronize_stream(self._runtime.current_stream(self.device))
 
     def close(self) -> None:
-        """Free everything."""
+        """Destroy the events and the streams."""
         for buffer in self._buffers:
             self._runtime.destroy_event(buffer.filled)
             self._runtime.destroy_event(buffer.emptied)
@@ -226,7 +226,7 @@ class Staging(Packing):
         self._outputs: list[tuple[Any, Any]] = []
 
     def on_host(self, arrays: Any, is_input: bool, is_output: bool) -> Any:
-        """Return host arrays in place of `arrays`; copies of inputs have begun, outputs are copied back at the end."""
+        """Return host arrays for `arrays`; start the copies of inputs, and note outputs for `copy_back`."""
         if arrays is None:
             return None
         if isinstance(arrays, list):
@@ -251,7 +251,7 @@ class Staging(Packing):
         self._runtime.synchronize_stream(self.stream)
 
     def copy_back(self) -> None:
-        """Copy the outputs to their arrays, and block the host until that is done; CUDA's errors are hpccomm's."""
+        """Copy the outputs to their arrays, and block the host until this is done; translate CUDA's errors."""
         try:
             with self.on_its_gpu():
                 for array, host in self._outputs:
@@ -264,11 +264,11 @@ class Staging(Packing):
             raise translated from error
 
     def on_its_gpu(self) -> AbstractContextManager[None]:
-        """Return a context in which its GPU is the current one; a thread of hpccomm's begins on GPU 0."""
+        """Return a context in which the array's GPU is current: hpccomm's threads start on GPU 0."""
         return seam.on_device(self._runtime, self._device)
 
     def run_in_chunks(self, operation: Callable[[Any], Any], array: Any, is_input: bool, is_output: bool) -> None:
-        """Run the host's operation on `array` (of one dimension), while the chunks before and after are copied."""
+        """Run the host's operation on a 1-d `array`, while neighbouring chunks are copied."""
         runtime, to_device = self._runtime, self._streams.to_device
         length = max(1, CHUNK_BYTES // array.itemsize)
         starts = range(0, array.size, length)
@@ -300,7 +300,7 @@ class Staging(Packing):
 
 
 class StagedMessages(Staging):
-    """The messages of one exchange on the GPU and on the host, made once; every `fetch` is followed by one `run`."""
+    """The messages of one exchange on the GPU and on the host, reusable; each `fetch` is followed by one `run`."""
 
     __slots__ = ("_packing", "_sources", "received", "sent")
 
@@ -309,7 +309,7 @@ class StagedMessages(Staging):
     ) -> None:
         super().__init__(runtime, streams)
         self._packing: list[Callable[[int], None]] = []
-        self.alive += [piece for _, piece in (*sends, *receives)]  # of which the kernels know the addresses
+        self.alive += [piece for _, piece in (*sends, *receives)]  # the kernels know their addresses
         with self.on_its_gpu():
             messages = self.messages(rank, sends, receives, adds)
             self.exchange(messages, adds)
@@ -321,7 +321,7 @@ class StagedMessages(Staging):
         self._outputs = [(messages.received[peer], host) for peer, host in self.received]
 
     def fetch(self) -> None:
-        """Begin to copy what is sent to the host; `run` waits for that."""
+        """Start to copy outgoing messages to the host; `run` waits for the copies."""
         self._streams.wait_for_the_current_one()
         with self.on_its_gpu():
             for step in self._packing:

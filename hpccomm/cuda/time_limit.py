@@ -1,4 +1,4 @@
-"""TimeLimit: the longest duration of a call of NCCL, where its communicators do not block."""
+"""TimeLimit: the longest duration of a call of NCCL on a non-blocking communicator."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..errors import DistTimeoutError, on_rank
 
 
 class TimeLimit:
-    """A group's time limit for each call of NCCL; `failure` returns the error of the connection, if it has failed."""
+    """A group's time limit for each call of NCCL; `failure` returns the connection's error, or None."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -18,7 +18,7 @@ class TimeLimit:
 
     @keeps_time
     def wait_while(self, is_in_progress: Callable[[], bool]) -> None:
-        """Wait for the end of a call; raise the connection's failure, and DistTimeoutError after `seconds`."""
+        """Wait for the end of a call; raise the connection's failure, or DistTimeoutError after `seconds`."""
         deadline, looks = time.monotonic() + self.seconds, pauses()
         while is_in_progress():
             if (failure := self.failure()) is not None:

@@ -23,13 +23,13 @@ MAIN = threading.main_thread().ident
 class CudaWork(Work):
     """An operation on a stream; an event marks its end.
 
-    `release` takes the event back once it has passed; `failure` returns the error of the transport, or None; `kept` has
-    by event what must not be freed before.
+    `release` recycles the event once it has passed; `failure` returns the transport's error, or None; `kept` maps
+    events to objects that must live until the event has passed.
     """
 
-    progress = Progress(any_thread_may_poll=True, is_released_at_once=True)  # its arrays are memory of the GPU
-    called_on: int | None = None  # the current stream of the call
-    _rest: CudaWork | None = None  # what the group has in this one's place, once its arrays are the program's
+    progress = Progress(any_thread_may_poll=True, is_released_at_once=True)  # its arrays are GPU memory
+    called_on: int | None = None  # the current stream at the time of the call
+    _rest: CudaWork | None = None  # replaces this Work in the group, once the program owns the arrays alone
 
     def __init__(
         self,
@@ -47,16 +47,16 @@ class CudaWork(Work):
         self._release = release
         self._failure = failure
         self._wait_blocks = wait_blocks
-        self._event = event  # 0 until its batch has been launched, and where there is a `_rest`
+        self._event = event  # 0 until the batch is launched, and if there is a `_rest`
         self._kept = {} if kept is None else kept
 
     @property
     def waits_on_stream(self) -> bool:
-        """True if `wait` makes a stream wait; the host would have to wait before the last part of the operation."""
+        """True if `wait` makes a stream wait; it blocks the host if the operation's last part runs there."""
         return not self._wait_blocks and self._finish is None
 
     def launched(self, event: int) -> None:
-        """Set the event recorded behind the operation's batch."""
+        """Set the event that is recorded after the operation's batch."""
         self._event = event
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
@@ -69,7 +69,7 @@ class CudaWork(Work):
             with on_device(self._runtime, self._device):
                 return self.wait()
         while self._status is IN_FLIGHT and self._failure() is None:
-            if self._advance(self._make_stream_wait) and self._status is IN_FLIGHT:  # no other thread is at it
+            if self._advance(self._make_stream_wait) and self._status is IN_FLIGHT:  # no other thread is polling it
                 return True
         return super().wait()
 
@@ -78,15 +78,15 @@ class CudaWork(Work):
         self._runtime.wait(current, self._event)
         if current == self.called_on and self.operation is None and not self._callbacks:
             self._let_go()
-        return False  # whether it has ended
+        return False  # not known to be complete
 
     def _let_go(self) -> None:
-        """Let the group keep the event, but no arrays: what follows on the stream of the call comes behind now.
+        """Make the group keep only the event, not the arrays: later work on the call's stream now runs after this one.
 
-        So they are the program's alone, as those of a blocking operation: it may have their memory again at once.
+        So only the program owns the arrays, as after a blocking operation, and their memory can be reused at once.
         """
         dispatcher, name, number, result, *others = self.info
-        if self not in dispatcher.in_flight:  # it is a part of another Work
+        if self not in dispatcher.in_flight:  # it is part of another Work
             return
         rest = CudaWork(self._runtime, self._device, self._release, self._failure, self._wait_blocks, self._event)
         rest.info = work_info((dispatcher, name, number, described(result), *others))
@@ -100,7 +100,7 @@ class CudaWork(Work):
         super().wait()
 
     def poll(self) -> bool:
-        """Return True once the event has passed; raise the error of the transport."""
+        """Return True once the event has passed; raise the transport's error."""
         if self._rest is not None:
             if (error := self._rest.exception()) is not None:
                 raise error
@@ -109,11 +109,11 @@ class CudaWork(Work):
         return self._event != 0 and self._ask(self._runtime.is_done)
 
     def make_progress(self) -> bool:
-        """Let MPI do its part of what is in flight on the host, in any group; return whether something is.
+        """Poll host operations in flight of all groups, so that MPI makes progress; return whether there are any.
 
-        What a GPU waits for may be a rank that waits for it (NCCL's user guide, "MPI Progress").
+        The GPU may be waiting for a rank that waits for them (NCCL's user guide, "MPI Progress").
         """
-        if threading.get_ident() != MAIN:  # MPI may not be called
+        if threading.get_ident() != MAIN:  # other threads may not call MPI
             return False
         on_host = [
             each
@@ -126,7 +126,7 @@ class CudaWork(Work):
         return bool(on_host)
 
     def block(self) -> None:
-        """Block the host until the event has passed; raise the error of the transport."""
+        """Block the host until the event has passed; raise the transport's error."""
         if self._rest is not None:
             return self._rest.synchronize()
         self._raise_failure()
@@ -142,9 +142,9 @@ class CudaWork(Work):
             self._release(self._event)
 
     def _ask(self, function: Callable[[int], T]) -> T:
-        """Return CUDA's answer for the event on the right GPU; raise its errors as DistBackendError."""
+        """Call a function of CUDA for the event on the right GPU; raise its errors as DistBackendError."""
         try:
-            if threading.get_ident() == MAIN:  # whose current GPU is the program's business
+            if threading.get_ident() == MAIN:  # the program chooses the main thread's GPU
                 return function(self._event)
             with on_device(self._runtime, self._device):
                 return function(self._event)
@@ -159,19 +159,19 @@ class CudaWork(Work):
 
     def _advance(self, step: Callable[[], bool | None], ending: WorkStatus = COMPLETED) -> bool:
         mine = super()._advance(step, ending)
-        if mine and self._status is not IN_FLIGHT and self._event:  # without one its batch has failed
+        if mine and self._status is not IN_FLIGHT and self._event:  # without an event its batch has failed
             self._release(self._event)
         return mine
 
 
 def described(result: Any) -> Any:
-    """Return what reports want to know of the arrays of a result, in lists as they are: not their memory."""
+    """Return a result with its arrays replaced by their dtypes and sizes, for reports: it holds no GPU memory."""
     if isinstance(result, list | tuple):
         return [described(each) for each in result]
     return SimpleNamespace(dtype=result.dtype, size=count_of(result)) if hasattr(result, "dtype") else None
 
 
 def error_from_cuda(runtime: Runtime, error: Exception, operation: str = "") -> DistBackendError | None:
-    """Return the error for the program in the place of one of CUDA's; None for another error."""
+    """Return a DistBackendError for an error of CUDA; None for any other error."""
     text = runtime.explain(error)
     return None if text is None else DistBackendError(f"CUDA reports {text}{on_rank()}", operation)
