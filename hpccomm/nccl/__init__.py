@@ -1,1 +1,1 @@
-"""The transport of GPU arrays: NCCL, by CuPy."""
+"""The transport of GPU arrays over NCCL."""

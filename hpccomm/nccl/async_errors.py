@@ -1,4 +1,4 @@
-"""A thread that notices NCCL's asynchronous errors: the host never waits inside NCCL, so nothing else would."""
+"""A thread that notices NCCL's asynchronous errors: the host never waits inside NCCL, so no other thread would."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SECONDS_BETWEEN_LOOKS = 0.5
 
 
 class AsyncErrors:
-    """A thread that calls `look` until it returns the text of an error, and calls `fail` with it."""
+    """A thread that calls `look` until it returns an error's text, and then calls `fail` with it."""
 
     def __init__(self, look: Callable[[], str | None], fail: Callable[[str], None]) -> None:
         self._look = look
@@ -24,7 +24,7 @@ class AsyncErrors:
                 return self._fail(error)
 
     def stop(self) -> None:
-        """End the thread, which does not touch the communicator afterwards."""
+        """End the thread; it does not use the communicator afterwards."""
         self._stopped.set()
         if threading.current_thread() is not self._thread:
             self._thread.join()

@@ -1,8 +1,8 @@
-"""NCCLBackend: GPU arrays over NCCL, each operation one call or one group of calls.
+"""NCCLBackend: GPU arrays over NCCL; each operation is one call or one group of calls.
 
-PREMUL_SUM multiplies by a kernel, so that it works for complex factors and with every NCCL. ncclGather and ncclScatter
-are not used: they want one contiguous buffer of equal parts, but sizes may differ between ranks, and no rank knows
-those of the others. NCCL makes the same sends and receives of them (`taskAppend` in src/enqueue.cc of 2.30).
+PREMUL_SUM multiplies in a kernel, so it works for complex factors and with every version of NCCL. ncclGather and
+ncclScatter are not used: they need one contiguous buffer of equal parts, but sizes may differ between ranks, and no
+rank knows the others' sizes. NCCL makes the same sends and receives of them (`taskAppend` in src/enqueue.cc of 2.30).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from .plan import Plan
 from .symmetric import SymmetricArrays
 from .types import reduced
 
-MOST_CALLS = 2048  # in one group (NCCL's user guide, "Group Calls"); the ends of a message might cut it differently
-LONGEST_DESTROY = 60.0  # seconds; a group's timeout allows for longer pauses of the program
+MOST_CALLS = 2048  # in one group (NCCL's user guide, "Group Calls"); two ranks might split a larger one differently
+LONGEST_DESTROY = 60.0  # seconds; a group's timeout is meant for longer pauses of the program
 
 
 class NCCLBackend(Backend):
@@ -66,19 +66,19 @@ class NCCLBackend(Backend):
         return None if self._connection is None else self._connection.device
 
     def _connect(self, device: int | None = None) -> Connection:
-        """Connect all ranks of the group on the GPU that the program named, else on `device`, else each in its turn."""
+        """Connect all ranks on the GPU that the program named, else on `device`, else on one chosen for each rank."""
         if self._options.device_id is not None:
             device = None if self._options.device_id == "auto" else self._options.device_id
         time_limit = self._time_limit()
         if time_limit is not None:
-            self._meeting = self._meeting or self._mpi.Ibarrier()  # which may be that of a call that timed out
+            self._meeting = self._meeting or self._mpi.Ibarrier()  # may be left from a call that timed out
             time_limit.wait_while(lambda: not self._meeting.Test())
             self._meeting = None
         comm, device = connect(self._nccl, self._runtime, self._options, device, time_limit)
         return self._connected(comm, device, time_limit)
 
     def _time_limit(self) -> TimeLimit | None:
-        """Return the limit of a call where time-outs raise; elsewhere None, as it costs NCCL a thread for each call."""
+        """Return the limit of a call if time-outs raise; otherwise None: a limit costs NCCL a thread for each call."""
         return TimeLimit(as_seconds(self._options.timeout)) if self._options.on_timeout == "raise" else None
 
     def _connected(self, comm: seam.Communicator, device: int, time_limit: TimeLimit | None) -> Connection:
@@ -103,12 +103,12 @@ class NCCLBackend(Backend):
         def made() -> seam.Communicator | None:
             key = 0 if options is None else options.rank
             comm = connection.split(-1 if options is None else color, key, time_limit)
-            if isinstance(comm, Unavailable) and options is not None and options.size == 1:  # which shares no GPU
+            if isinstance(comm, Unavailable) and options is not None and options.size == 1:  # it shares no GPU
                 with seam.on_device(self._runtime, connection.device):
                     return self._nccl.connect(1, self._nccl.unique_id(), 0, time_limit)
             return comm
 
-        own = self._time_limit()  # whether there is one is the same on all ranks
+        own = self._time_limit()  # all ranks have a limit, or none has
         comm = all_or_none(self._nccl, self._mpi, self._options.ranks, made, own and (time_limit or own))
         if comm is not None and new is not None:
             new._connected(comm, connection.device, time_limit)
@@ -198,7 +198,7 @@ class NCCLBackend(Backend):
     def _exchange(self, plan: Plan, outputs: list[Any], inputs: list[Any]) -> None:
         """Send each rank its part of `inputs`, whose memory does not overlap that of `outputs`."""
         plan.copy(outputs[self.rank], inputs[self.rank])
-        # In each step all ranks send the same distance, so that both ends of a message are in the same group of calls.
+        # In each step all ranks send the same distance, so both ends of a message are in the same group of calls.
         for step in range(1, self.size):
             dst, src = (self.rank + step) % self.size, (self.rank - step) % self.size
             plan.send(inputs[dst], dst)
@@ -225,7 +225,7 @@ class NCCLBackend(Backend):
     def all_gather_coalesced(self, output_lists: list[list[Any]], arrays: list[Any], async_op: bool) -> Work | None:
         all_outputs = [*chain(*output_lists)]
         plan = self._plan(async_op, *arrays, *all_outputs)
-        # One way on all ranks: by the sizes, and by whether a graph is captured, which may have no temporary memory.
+        # All ranks must decide alike: by the sizes, and by graph capture, which refuses temporary memory.
         may_copy = plan.is_persistent or not self._runtime.is_capturing(plan.stream)
         for sent, outputs in zip(plan.unaliased(arrays, all_outputs), zip(*output_lists, strict=True), strict=True):
             if may_copy and len({output.size for output in outputs}) == 1:
@@ -369,7 +369,7 @@ class NCCLBackend(Backend):
         return error if text is None else DistBackendError(f"NCCL reports {text}{on_rank()}", operation)
 
     def _present(self, wanted: str) -> Connection:
-        """Return the connection, for what does not connect the ranks itself."""
+        """Return the connection, for functions that do not connect the ranks themselves."""
         if self._connection is None:
             raise self._unconnected(wanted)
         self._connection.raise_failure()
@@ -411,7 +411,7 @@ class NCCLBackend(Backend):
 
 
 class Planner(NCCLBackend):
-    """The state of `backend`, with operations that return a PersistentWork instead of being run."""
+    """The state of `backend`, with operations that return a PersistentWork instead of running."""
 
     def __init__(self, backend: NCCLBackend) -> None:
         self.__dict__ = backend.__dict__
@@ -426,7 +426,7 @@ class Planner(NCCLBackend):
 
 
 def _cut(flat: Any, counts: list[int]) -> list[Any]:
-    """Return consecutive parts of an array, of these sizes."""
+    """Cut an array into consecutive parts of these sizes."""
     ends = list(accumulate(counts))
     flat = flat.reshape(-1)
     return [flat[end - count : end] for count, end in zip(counts, ends, strict=True)]
@@ -439,7 +439,7 @@ def _given_source(operation: str, src: int | None) -> int:
 
 
 def _with_source(source: int, work: Work | None) -> Work | int:
-    """Return the result of a receive: its Work, which gets the source, or else the source."""
+    """Return the result of a receive: its Work, with the source set, or the source."""
     if work is None:
         return source
     work.source = source

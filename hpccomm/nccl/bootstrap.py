@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound="Communicator | None")
 
 SHARING = 23000  # the first version of NCCL that lets ranks share a GPU
-# Variables that are not to have these values, and why.
+# Environment variables: the value that hpccomm refuses, and the error message.
 REFUSED = {
     "NCCL_COMM_BLOCKING": ("0", "NCCL_COMM_BLOCKING=0 is set, and hpccomm chooses itself what blocks; unset it"),
     "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM": (
@@ -30,15 +30,15 @@ REFUSED = {
     ),
 }
 MAY_SHARE = "NCCL_MULTI_RANK_GPU_ENABLE"
-HOST_ID = "NCCL_HOSTID"  # NCCL tells hosts apart by it, and refuses a shared GPU to ranks of one (src/init.cc)
+HOST_ID = "NCCL_HOSTID"  # NCCL's identity of a host: ranks of the same host may not share a GPU (src/init.cc)
 
 
 def connect(
     nccl: NCCL, runtime: Runtime, options: BackendOptions, device: int | None, time_limit: TimeLimit | None
 ) -> tuple[Communicator, int]:
-    """Return a communicator of a group's ranks, and this rank's GPU: `device`, or its turn where that is None.
+    """Return a communicator of a group's ranks, and this rank's GPU: `device`, or a chosen one if that is None.
 
-    Where ranks share a GPU and ``HPCCOMM_INTRA_NODE=host`` can do without NCCL, the communicator is `Unavailable`.
+    If ranks share a GPU and ``HPCCOMM_INTRA_NODE=host`` can work without NCCL, the communicator is `Unavailable`.
     DistBackendError on every rank, if one has no GPU, two have the same, or NCCL can't connect one.
     """
     comm: Any = options.comm
@@ -55,11 +55,11 @@ def connect(
         if options.settings.intra_node != "host":
             raise DistBackendError(shared)
         return cast("Communicator", Unavailable(shared)), device
-    # One broadcast carries (error, id), so that nobody waits for an id that never comes.
+    # One broadcast carries (error, id), so no rank waits for an id that never comes.
     error, unique_id = comm.bcast(tried(nccl, nccl.unique_id) if rank == 0 else None)
     if error is not None:
         raise DistBackendError(f"NCCL on rank {ranks[0]} can't make a unique id: {error}{on_rank()}")
-    if options.device_id is not None:  # before NCCL is called: `on_device` goes back, and would make a context there
+    if options.device_id is not None:  # first: `on_device` returns to the previous GPU, and would make a context there
         runtime.use_device(device)
     with on_device(runtime, device):
         return all_or_none(
@@ -74,9 +74,9 @@ def all_or_none(
     make: Callable[[], T],
     time_limit: TimeLimit | None,
 ) -> T:
-    """Return the communicator that `make` makes; raise on every rank of `comm` if it raises on one.
+    """Return the communicator from `make`; raise on every rank of `comm` if `make` raises on one.
 
-    With a time limit nobody waits in NCCL's bootstrap for a rank that has failed there.
+    With a time limit no rank waits in NCCL's bootstrap for a rank that has failed there.
     """
     made: T | None = None
     failed: tuple[type[DistError], str] | None = None
@@ -87,7 +87,7 @@ def all_or_none(
         made = make()
     except (DistTimeoutError, OtherRankError) as error:
         failed = type(error), str(error)
-    except Exception as error:  # the others have to learn of whatever it is
+    except Exception as error:  # any error: the other ranks must learn of it
         failed = DistBackendError, f"NCCL reports {nccl.explain(error) or repr(error)}{on_rank()}"
     if time_limit is not None and failed is not None and failed[0] is not OtherRankError:
         tells = [comm.isend(None, rank, NOT_CONNECTED) for rank in range(comm.size) if rank != comm.rank]
@@ -102,17 +102,17 @@ def all_or_none(
     if firsts:
         if made is not None:
             made.abort()
-        rank, kind, text = min(firsts, key=lambda each: each[1] is DistTimeoutError)  # which others may have caused
+        rank, kind, text = min(firsts, key=lambda each: each[1] is DistTimeoutError)  # a timeout may be a consequence
         raise kind(f"rank {rank} could not be connected: {text}")
     return made  # type: ignore[return-value]
 
 
 class OtherRankError(DistError):
-    """Another rank has failed, and has told this one."""
+    """Another rank has failed, and has notified this one."""
 
 
 def tried(nccl: NCCL, function: Callable[..., Any], *arguments: Any) -> tuple[str | None, Any]:
-    """Return (None, result); or (error, None), of which the other ranks, which wait for this one, have to learn."""
+    """Return (None, result) or (error, None); other ranks wait for this one, and must learn of the error."""
     try:
         return None, function(*arguments)
     except Exception as error:
@@ -120,12 +120,12 @@ def tried(nccl: NCCL, function: Callable[..., Any], *arguments: Any) -> tuple[st
 
 
 def _may_share(nccl: NCCL) -> bool:
-    _, version = tried(nccl, nccl.version)  # an error shows when NCCL is used
+    _, version = tried(nccl, nccl.version)  # NCCL's first use will raise the error
     return HOST_ID in os.environ or ((version or 0) >= SHARING and os.environ.get(MAY_SHARE) == "1")
 
 
 def _shared_gpus(visible: Sequence[VisibleGPUs], devices: Sequence[int], ranks: Sequence[int]) -> str | None:
-    """Return the error text for ranks that have the same GPU; None if there are none."""
+    """Return the error text for ranks that share a GPU; None if there are none."""
     ranks_of: dict[str, list[int]] = {}
     for rank, gpus, device in zip(ranks, visible, devices, strict=True):
         ranks_of.setdefault(gpus.gpus[device - gpus.first], []).append(rank)
@@ -146,7 +146,7 @@ def _shared_gpus(visible: Sequence[VisibleGPUs], devices: Sequence[int], ranks: 
 
 
 class Unavailable:
-    """The communicator of ranks that share a GPU, where only ``HPCCOMM_INTRA_NODE=host`` can be used."""
+    """The communicator of ranks that share a GPU, with which only ``HPCCOMM_INTRA_NODE=host`` works."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
@@ -157,7 +157,7 @@ class Unavailable:
         )
 
     def split(self, color: int, key: int, time_limit: TimeLimit | None) -> Unavailable | None:
-        """Return this: the new group can't use NCCL either."""
+        """Return this object: the new group can't use NCCL either."""
         return None if color < 0 else self
 
     def _do_nothing(self) -> None:

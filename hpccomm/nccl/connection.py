@@ -1,16 +1,16 @@
-"""Connection: a group's NCCL communicator, its stream, and the order of operations on that stream and the program's.
+"""Connection: a group's NCCL communicator, its stream, and the order of operations on its stream and the program's.
 
-1. A blocking operation goes on the program's current stream, without an event (but for last_operation.py).
-2. An asynchronous one goes on the communicator's stream, which waits for what is on the current stream so far; the
+1. A blocking operation runs on the program's current stream, without an event (except in last_operation.py).
+2. An asynchronous operation runs on the communicator's stream, which waits for earlier work on the current stream; the
    current stream waits for the operation in ``Work.wait()``.
-3. Where consecutive operations go on different streams, the second stream waits for the first.
+3. If consecutive operations run on different streams, the second stream waits for the first.
 
-The host waits for nothing, once NCCL has connected the ranks.
+The host never waits, once NCCL has connected the ranks.
 
-NCCL itself makes each kernel of a communicator wait for the one before, on whatever stream ("NCCL adds CUDA events to
-enforce that", NVIDIA/nccl#574; `deviceStream` in its src/enqueue.cc). Its user guide does not promise that, hence rule
-3. Streams that the program has made are left to NCCL: they may have been destroyed by the time of the next operation,
-and CUDA must not be asked about them.
+NCCL itself makes each kernel of a communicator wait for the one before, on any stream ("NCCL adds CUDA events to
+enforce that", NVIDIA/nccl#574; `deviceStream` in its src/enqueue.cc). Its user guide does not promise it: hence rule 3.
+Rule 3 excludes streams that the program has made: they may have been destroyed before the next operation, and CUDA must
+not be asked about them. NCCL alone orders those.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from .last_operation import LastOperation
 from .plan import ISSUING, Plan, refuse_capture
 
 T = TypeVar("T")
-DEFAULT_STREAM = 0  # of whichever GPU is the current one
+DEFAULT_STREAM = 0  # of the current GPU
 LONGEST_ABORT = 5.0  # seconds
-# The GPUs on which the kernels of unpacking are loaded. CUDA loads a kernel at its first launch, and may wait there
-# until the GPU has nothing to do (its programming guide, "Lazy Loading"): behind a receive, while the sender waits for
-# this.
+# The GPUs with loaded kernels for unpacking. CUDA loads a kernel at its first launch, and may wait there until the GPU
+# is idle (its programming guide, "Lazy Loading"): behind a receive the host would block, while the sender waits for
+# this rank.
 HAVE_KERNELS: set[int] = set()
 ABANDONED: list[Any] = []  # arrays that NCCL may still use, because it could not be aborted
 
@@ -52,19 +52,19 @@ class Connection:
         self.device = device
         self.stream = runtime.create_stream(device)
         self.failure: DistBackendError | None = None
-        self.ended_by: DistBackendError | None = None  # the failure, once it has ended what was in flight
-        self._why_ended = partial(getattr, self, "ended_by")  # no function in Python: each Work asks, at every look
+        self.ended_by: DistBackendError | None = None  # the failure, once operations in flight have ended with it
+        self._why_ended = partial(getattr, self, "ended_by")  # no Python function: each Work calls it in every poll
         self._lock = threading.Lock()
-        self._calling = threading.RLock()  # held in each call of the communicator
+        self._calling = threading.RLock()  # held during each call of the communicator
         self._is_being_destroyed = False
         self._wait_blocks = wait_blocks
         self._last_own: int | None = None  # the stream of the last operation that was on `stream` or the default one
         self._last: int | None = None  # the stream of the last operation, which has waited for `_last_own`
         self.last = LastOperation(runtime, device, self._why_ended)
-        self._called_on: int | None = None  # the current stream of the last call
+        self._called_on: int | None = None  # the current stream at the last call
         self._order = runtime.create_event(device)
-        self._events: list[int] = []  # not in use
-        self._in_flight: dict[int, Any] = {}  # plan and arrays, until the event that is the key has passed
+        self._events: list[int] = []  # free for reuse
+        self._in_flight: dict[int, Any] = {}  # plan and arrays, by the event after which they may be freed
         self._batch: list[tuple[Plan, Any, CudaWork]] | None = None
         self._windows: list[int] = []
         if time_limit is not None:
@@ -78,7 +78,7 @@ class Connection:
     # -- operations ------------------------------------------------------------------------------
 
     def plan(self, async_op: bool) -> Plan:
-        """Return an empty plan, on the stream of the next operation."""
+        """Return an empty plan on the stream of the next operation."""
         self.raise_failure()
         is_here = self.runtime.current_device() == self.device
         stream = self._on_its_gpu(is_here, self._next_stream, async_op)
@@ -92,7 +92,7 @@ class Connection:
         return plan
 
     def prepare(self, plan: Plan) -> None:
-        """Block the host until the temporary memory of a persistent plan may be used on any stream."""
+        """Block the host until any stream may use the temporary memory of a persistent plan."""
         if plan.alive:
             with on_device(self.runtime, self.device):
                 self.runtime.synchronize_stream(plan.stream)
@@ -107,7 +107,7 @@ class Connection:
             return self._run(plan, stream, not is_captured, arrays)
 
     def _next_stream(self, async_op: bool) -> int:
-        """Return the stream of the next operation, after making it wait for what comes before."""
+        """Return the stream of the next operation, after making it wait for earlier operations."""
         current = self.runtime.current_stream(self.device)
         if async_op:
             refuse_capture(self.runtime, current, "an asynchronous operation")
@@ -121,7 +121,7 @@ class Connection:
                 self._follow(stream, current)
             if self._last_own not in (None, current, stream) and self._last != stream:
                 if stream != DEFAULT_STREAM and self.runtime.is_capturing(stream):
-                    return stream  # CUDA lets no graph wait for what is outside of it; NCCL sees to the order
+                    return stream  # a graph can't wait for work outside of it; NCCL keeps the order
                 self._follow(stream, self._last_own)
             if async_op or stream == DEFAULT_STREAM:
                 self._last_own = stream
@@ -129,19 +129,19 @@ class Connection:
         return stream
 
     def _follow(self, stream: int, earlier: int) -> None:
-        """Make a stream wait for what is on an earlier one so far."""
+        """Make a stream wait for the work that is on another stream now."""
         self.runtime.record(self._order, earlier)
         self.runtime.wait(stream, self._order)
 
     def call(self, function: Callable[..., None], arguments: tuple[int, ...]) -> bool:
-        """Call a function of NCCL on the current stream; or return False where more is to do than that."""
+        """Call a function of NCCL on the current stream; return False if this takes a plan."""
         if self.failure is not None or self._wait_blocks or self.runtime.current_device() != self.device:
             return False
         self._issue(function, (*arguments, self._ordered_stream(self.runtime.current_stream(self.device), False)))
         return True
 
     def begin(self, function: Callable[..., None], arguments: tuple[int, ...], arrays: Any) -> Work | None:
-        """Call a function of NCCL on the connection's stream, and return its Work; or None, likewise."""
+        """Call a function of NCCL on the connection's stream, and return its Work; None if this takes a plan."""
         if self.failure is not None or self._batch is not None or self.runtime.current_device() != self.device:
             return None
         self._issue(function, (*arguments, self._next_stream(async_op=True)))
@@ -152,7 +152,7 @@ class Connection:
         return self._on_its_gpu(plan.is_here, self._run, plan, plan.stream, async_op, arrays)
 
     def _on_its_gpu(self, is_here: bool, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function where the connection's GPU is the current one, as it may be already."""
+        """Call a function with the connection's GPU as the current one; `is_here` says that it is already."""
         if is_here:
             return function(*arguments)
         with on_device(self.runtime, self.device):
@@ -172,7 +172,7 @@ class Connection:
         return None
 
     def _issue(self, function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
-        """Call a function that calls NCCL, while this thread alone does."""
+        """Call a function that calls NCCL, while no other thread does."""
         with ISSUING, self._calling:
             if self.failure is not None:  # the communicator is gone
                 raise self.failure
@@ -190,12 +190,12 @@ class Connection:
 
     @keeps_time  # ncclCommAbort may take a second, beyond the time limit
     def _fail_in_call(self, error: DistTimeoutError) -> NoReturn:
-        """Give the communicator up, which takes no other call while it is in the middle of one."""
+        """Give up the communicator: it can't take another call during an unfinished one."""
         self.fail(f"no end of a call: {error}")
         raise error
 
     def _end_event(self, plan: Plan | None, arrays: Any, stream: int | None = None) -> int:
-        """Return an event behind an operation, on the connection's stream or another; keep what it uses until then."""
+        """Record and return an event after an operation, on `stream` or the connection's; keep its arrays until it."""
         if plan is not None:
             plan.unpack(self.stream)
         event = self._events.pop() if self._events else self.runtime.create_event(self.device)
@@ -204,13 +204,13 @@ class Connection:
         return event
 
     def _release(self, event: int) -> None:
-        """Release the arrays that are in flight until `event`, and the event; calling it again does nothing."""
+        """Release an event and the arrays in flight until it; a second call does nothing."""
         if self._in_flight.pop(event, None) is not None:
             self._events.append(event)
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """Launch the asynchronous operations of the block as one group call of NCCL, after one call of `plan`."""
+        """Launch the asynchronous operations of the block as one NCCL group, after one call of `plan`."""
         with ISSUING, self._calling:
             self._issue(self.comm.group_start, ())
             self._batch = []
@@ -223,27 +223,27 @@ class Connection:
                 except DistTimeoutError as error:
                     self._fail_in_call(error)
                 finally:
-                    for each, arrays, work in launched:  # nothing was on the stream before the end of the group
+                    for each, arrays, work in launched:  # before the end of the group, nothing is on the stream
                         work.launched(self._end_event(each, arrays))
 
     def wait_for(self, stream: int) -> None:
-        """Block the host until everything on the stream is done; what is in flight on the host goes on."""
+        """Block the host until everything on the stream is done; host operations in flight make progress meanwhile."""
         with on_device(self.runtime, self.device):
             self._work(self._end_event(None, (), stream)).synchronize()
 
     def split(self, color: int, key: int, time_limit: TimeLimit | None) -> Communicator | None:
         """Split the communicator (ncclCommSplit); every rank of the group calls it."""
         with on_device(self.runtime, self.device):
-            self.wait_for(self._next_stream(async_op=True))  # NCCL wants nothing in flight
+            self.wait_for(self._next_stream(async_op=True))  # NCCL requires that no operation is in flight
             return self._issue(self.comm.split, (color, key, time_limit))
 
     def register_window(self, memory: int, nbytes: int) -> None:
-        """Register symmetric memory, while the connection lasts; every rank of the group calls it, on its GPU."""
+        """Register symmetric memory for the life of the connection; every rank of the group calls it, on its GPU."""
         if window := self._issue(self.comm.register_window, (memory, nbytes)):
             self._windows.append(window)
 
     def raise_failure(self) -> None:
-        """Raise the error of NCCL that has ended everything on the stream, if there is one."""
+        """Raise the NCCL error that has ended all operations, if there is one."""
         if self.failure is not None:
             raise self.failure
 
@@ -252,7 +252,7 @@ class Connection:
     def _look(self) -> str | None:
         """Return the text of NCCL's asynchronous error, if any; None while a thread is in a call of the communicator.
 
-        NCCL may end the call of one that does not block in ncclCommGetAsyncError, where two threads must not be.
+        ncclCommGetAsyncError may complete a call of a non-blocking communicator, and only one thread may do that.
         """
         if not self._calling.acquire(blocking=False):
             return None
@@ -262,7 +262,7 @@ class Connection:
             self._calling.release()
 
     def fail(self, reason: str) -> None:
-        """Set the error of NCCL, and abort everything in flight, which would never complete."""
+        """Set the NCCL error, and abort the operations in flight, which would never complete."""
         with self._lock:
             self.failure = DistBackendError(
                 f"NCCL reports {reason}; the group's operations on GPU arrays have been ended, and it takes no more"
@@ -270,32 +270,32 @@ class Connection:
             )
             may_abort = not self._is_being_destroyed
         if may_abort and not self._has_aborted():
-            ABANDONED.append(dict(self._in_flight))  # NCCL may still write there
+            ABANDONED.append(dict(self._in_flight))  # NCCL may still write to them
         self.ended_by = self.failure  # Works end with it
 
     def _has_aborted(self) -> bool:
-        """Abort the communicator; return False if a thread stays inside NCCL, under which nothing may be freed."""
+        """Abort the communicator; return False if a thread is stuck in NCCL, so that nothing may be freed."""
         if not self._calling.acquire(timeout=LONGEST_ABORT):
             return False
         try:
             return within(LONGEST_ABORT, self._abort_communicator)
-        except Exception:  # CUDA's: the state of what is in flight is unknown
+        except Exception:  # of CUDA: the state of operations in flight is unknown
             return False
         finally:
             self._calling.release()
 
     def _abort_communicator(self) -> None:
-        self.runtime.use_device(self.device)  # of this thread, so that NCCL does not touch GPU 0
+        self.runtime.use_device(self.device)  # in this thread: otherwise NCCL would use GPU 0
         self.comm.abort()
 
     def abort(self) -> None:
-        """Abort everything in flight, within seconds and without the other ranks."""
+        """Abort all operations in flight, within seconds and without the other ranks."""
         self._async_errors.stop()
         if self.failure is None:
             self.fail("nothing: the program has aborted the group")
 
     def destroy(self, timeout: float) -> None:
-        """Finish what is in flight and free everything; every rank of the group calls it."""
+        """Complete the operations in flight and free everything; every rank of the group calls it."""
         self._async_errors.stop()
         current = self.runtime.current_stream(self.device)  # of this thread
         if self.failure is None and not within(timeout, partial(self._destroy_communicator, current)):
@@ -324,7 +324,7 @@ class Connection:
 
 
 def within(seconds: float, action: Callable[[], None]) -> bool:
-    """Run `action` in a thread; return whether it has ended in time, and raise its error."""
+    """Run `action` in a thread; return True if it has ended in time, and raise its error."""
     errors: list[Exception] = []
 
     def run() -> None:

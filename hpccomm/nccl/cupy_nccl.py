@@ -1,6 +1,6 @@
-"""NCCL by CuPy, behind the seam of ``cuda/seam.py``, whose docstrings describe each function.
+"""NCCL by CuPy, behind the seam of ``cuda/seam.py``, whose docstrings describe each method.
 
-What ``cupy.cuda.nccl`` lacks is called by ctypes (libnccl.py), in the same libnccl.
+Functions that ``cupy.cuda.nccl`` lacks are called by ctypes (libnccl.py), in the same libnccl.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from . import find, libnccl
 from .libnccl import RESULTS
 
 if find.VARIABLE in os.environ:
-    find.load()  # before CuPy looks for it
+    find.load()  # before CuPy looks for libnccl
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # CuPy warns of a missing library; here it is an error
+    warnings.simplefilter("ignore")  # CuPy only warns of a missing library; here it is an error
     from cupy.cuda import nccl
 
 if not nccl.available:
@@ -32,8 +32,8 @@ class NCCL(libnccl.NCCL):
     bindings = "cupy.cuda.nccl"
 
     def load(self) -> ctypes.CDLL:
-        nccl.get_version()  # the first call may be what loads the library
-        # Symbols come from what CuPy's module is linked to, also where another libnccl has been loaded.
+        nccl.get_version()  # the first call may load the library
+        # This finds symbols in the libnccl that CuPy's module is linked to, even if another one is loaded.
         return ctypes.CDLL(linked.__file__)
 
     def unique_id(self) -> bytes:
@@ -53,12 +53,12 @@ class NCCL(libnccl.NCCL):
 
 
 class Communicator(libnccl.Communicator):
-    """A communicator that blocks; its operations are CuPy's own methods, so that the seam costs nothing."""
+    """A blocking communicator; its operations are CuPy's own methods, so the seam costs nothing."""
 
     def __init__(self, library: libnccl.Library, comm: Any) -> None:
         super().__init__(library, ctypes.c_void_p(comm.comm), time_limit=None)
-        # CuPy destroys a communicator that is collected, and would wait there for the other ranks. So one reference is
-        # never given back; destroy() and abort() free what belongs to NCCL.
+        # CuPy destroys a communicator that is garbage-collected, which would wait for the other ranks. So one reference
+        # is never released; destroy() and abort() free NCCL's resources.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(comm))
         self.all_reduce = comm.allReduce
         self.reduce = comm.reduce

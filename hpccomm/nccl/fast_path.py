@@ -1,11 +1,10 @@
-"""The fast path of GPU arrays: operations that are one call of NCCL on arrays as they are.
+"""The fast path of GPU arrays: operations that are one NCCL call, on the arrays themselves.
 
-To plan an operation (buffers for strided arrays, memory that overlaps, another current GPU) takes the host far longer
-than the call of NCCL. Each method asks whether its arguments are the ordinary case: arrays of CuPy's, contiguous and
-aligned, on the GPU of a connected group, with a dtype and an op that `types.py` has met before, on the long way. Then
-it makes the call that `NCCLBackend` makes, because another rank may go the long way; otherwise it returns False without
-having done anything. The order of streams, the lock around NCCL and what follows a failure are `Connection`'s on both
-ways.
+Planning an operation (buffers for strided arrays, overlapping memory, another current GPU) takes the host far longer
+than the NCCL call. Each method checks for the ordinary case: contiguous, aligned CuPy arrays on the GPU of a connected
+group, with a dtype and op that `types.py` has seen before, on the planned path. Then it makes the same NCCL call as
+`NCCLBackend`, because another rank may take the planned path; otherwise it does nothing and returns False.
+`Connection` orders streams, locks NCCL and handles failures on both paths.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from .backend import NCCLBackend
     from .connection import Connection
 
-NO_TAG = 0  # the only one that NCCL's messages have
+NO_TAG = 0  # the only tag of NCCL's messages
 
 
 class NCCLFastPath(GPUFastPath):
@@ -33,11 +32,11 @@ class NCCLFastPath(GPUFastPath):
         self._backend = backend
         self._rank = backend.rank
         self._size = backend.size
-        self._device = ""  # of the arrays that it takes; until NCCL has connected the ranks, none
+        self._device = ""  # of the arrays that it accepts; empty until NCCL has connected the ranks
         self._connection: Connection
 
     def open(self, connection: Connection, device: str) -> None:
-        """Take the arrays of `device` from now on."""
+        """Accept the arrays of `device` from now on."""
         self._connection = connection
         self._device = device
 
@@ -123,7 +122,7 @@ class NCCLFastPath(GPUFastPath):
     def _exchange(
         self, sent: int, count: int, datatype: int, dst: int, into: int, room: int, kind: int, src: int, stream: int
     ) -> None:
-        """Send and receive, as one group of calls."""
+        """Send and receive as one group of calls."""
         comm = self._connection.comm
         comm.group_start()
         try:
@@ -135,7 +134,7 @@ class NCCLFastPath(GPUFastPath):
     # -- the ordinary case -----------------------------------------------------------------------
 
     def _moved(self, array: Any) -> tuple[int, int] | None:
-        """Return NCCL's count and datatype of an array in the ordinary case; None for another one."""
+        """Return NCCL's count and datatype of an array; None if it is no ordinary case."""
         if device_of_type.get(type(array)) != self._device or not array.flags.c_contiguous:
             return None
         known, size = known_moves.get(array.dtype), array.size
@@ -144,12 +143,12 @@ class NCCLFastPath(GPUFastPath):
         return size * known[1], known[0]
 
     def _reduced(self, array: Any, op: Any) -> tuple[int, int, int] | None:
-        """Return NCCL's count, datatype and operation of an array in the ordinary case; None for another one."""
+        """Return NCCL's count, datatype and operation of an array; None if it is no ordinary case."""
         if device_of_type.get(type(array)) != self._device or not array.flags.c_contiguous:
             return None
         try:
             known, size = known_reductions.get((array.dtype, op)), array.size
-        except TypeError:  # an op that can't be looked up
+        except TypeError:  # an unhashable op
             return None
         if known is None or not size or array.data.ptr % array.itemsize:
             return None
@@ -173,7 +172,7 @@ class NCCLFastPath(GPUFastPath):
         sent: Any = None,
         peer: int | None = None,
     ) -> Any:
-        """Do an operation by a call of NCCL, and count it: as a message, if there is a `peer`; or return False."""
+        """Run an operation as one NCCL call, and count it (as a message if `peer` is given); or return False."""
         connection, dispatcher, failure = self._connection, self.dispatcher, None
         if result.data.device_id != connection.device:
             return False
@@ -205,7 +204,7 @@ class NCCLFastPath(GPUFastPath):
 
 
 def _apart(array: Any, output: Any) -> tuple[int, int] | None:
-    """Return the addresses of two arrays; None if they are on two GPUs, not aligned or, being contiguous, overlap."""
+    """Return the addresses of two contiguous arrays; None if on different GPUs, misaligned or overlapping."""
     read, written = array.data, output.data
     start, begin = read.ptr, written.ptr
     if read.device_id != written.device_id or start % array.itemsize or begin % output.itemsize:

@@ -1,4 +1,4 @@
-"""Where libnccl is: one library for this process, whoever calls it."""
+"""Find libnccl: one library for all callers in this process."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from ..cuda.cupy_runtime import INSTALL
 
 VARIABLE = "HPCCOMM_NCCL_LIBRARY"
-NAMES = ("libnccl.so.2", "librccl.so.1")  # of NVIDIA's, of AMD's, whose functions have the same names
+NAMES = ("libnccl.so.2", "librccl.so.1")  # of NVIDIA; of AMD, whose functions have the same names
 
 
 def load() -> ctypes.CDLL:
-    """Return libnccl, loaded: the file that HPCCOMM_NCCL_LIBRARY names, cuda-pathfinder's, or the loader's.
+    """Load libnccl: the file that HPCCOMM_NCCL_LIBRARY names, cuda-pathfinder's, or the loader's.
 
-    cuda-pathfinder, which comes with CuPy, knows NVIDIA's wheels, conda, and CUDA_HOME. Who asks the loader for
-    ``libnccl.so.2`` later gets the same, as CuPy and nccl4py do.
+    cuda-pathfinder, which comes with CuPy, knows NVIDIA's wheels, conda, and CUDA_HOME. If CuPy or nccl4py later asks
+    the loader for ``libnccl.so.2``, it gets the same library.
     """
     if path := os.environ.get(VARIABLE):
         if not Path(path).is_file():
@@ -36,5 +36,5 @@ def _by_pathfinder() -> str | None:
         from cuda.pathfinder import load_nvidia_dynamic_lib
 
         return str(load_nvidia_dynamic_lib("nccl").abs_path)
-    except Exception:  # it is not installed, or it finds none, for which each version has another error
+    except Exception:  # not installed, or no library found: the error depends on the version
         return None

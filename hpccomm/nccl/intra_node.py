@@ -1,11 +1,11 @@
 """all_reduce among the GPUs of one node without NCCL: every GPU reads the others' memory (CUDA IPC).
 
 Small arrays take fewer steps than in NCCL's rings and trees: *one shot*, in which every rank sums the arrays of all, or
-*two shots*, in which every rank sums one part and then reads the parts of the others. Each rank has one buffer that the
-others have opened. Where GPUs of a node are not all linked, as the eight of a DGX-1, NCCL does it.
+*two shots*, in which every rank sums one part and then reads the other parts. Each rank has one buffer, which the other
+ranks open. If not all GPUs of a node are linked, as in a DGX-1 with eight, NCCL reduces.
 
-Off unless ``HPCCOMM_INTRA_NODE`` is set: with ``1`` the GPUs wait for each other; with ``host`` the ranks do, over MPI,
-which also works where they share a GPU.
+Off unless ``HPCCOMM_INTRA_NODE`` is set: with ``1`` the GPUs wait for each other; with ``host`` the ranks wait over
+MPI, which also works if they share a GPU.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from .plan import Plan, refuse_capture
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-ONE_SHOT_BYTES = 256 << 10  # thresholds of the literature, not measured here: hence off by default
+ONE_SHOT_BYTES = 256 << 10  # thresholds from the literature, not measured here: hence off by default
 TWO_SHOT_BYTES = 10 << 20
 VECTOR_BYTES = 16
 MAX_RANKS = 8
 BLOCKS, THREADS = 24, 512  # few enough to run all at once: they wait for each other
 FLAG_BYTES = 2 * 4 * BLOCKS * MAX_RANKS
-# Processes that open a handle get whole blocks of 2 MiB, in which nothing else should be.
+# CUDA IPC shares whole blocks of 2 MiB, so nothing else should be in them.
 WHOLE_BYTES = -(-(FLAG_BYTES + TWO_SHOT_BYTES) // (2 << 20)) * (2 << 20)
 DTYPES = ("float32", "float16", "bfloat16")
 TEST_BYTES = 4096
 
 
 def choose(nbytes: int, dtype: str, op: ReduceOp, by_host: bool) -> str | None:
-    """Return the name of the kernel for an array of `nbytes` on every rank; None to leave it to NCCL."""
+    """Return the name of the kernel for an array of `nbytes` on every rank; None to use NCCL."""
     if op is not ReduceOp.SUM or dtype not in DTYPES or nbytes % VECTOR_BYTES or not 0 < nbytes <= TWO_SHOT_BYTES:
         return None
     return "one_shot" if by_host or nbytes <= ONE_SHOT_BYTES else "two_shot"
@@ -50,16 +50,16 @@ class IntraNode:
         self._runtime = runtime
         self._comm = comm
         self._device = device
-        self._stream = stream  # the group's own
+        self._stream = stream  # the group's stream
         self._done = runtime.create_event(device)
         node = comm.Split_type(MPI.COMM_TYPE_SHARED)
         one_node = node.Get_size() == comm.Get_size()
         node.Free()
         self._memory, handle = self._allocated() if one_node and 2 <= comm.Get_size() <= MAX_RANKS else (0, None)
-        handles = comm.allgather(handle)  # after which all test patterns are written
+        handles = comm.allgather(handle)  # afterwards all test patterns are written
         self._opened = [self._open(each, rank) for rank, each in enumerate(handles)]
-        access, gpus = zip(*comm.allgather((all(self._opened), runtime.identity(device))))  # all have been read
-        # Two kernels that wait for each other may not run at the same time where ranks share a GPU.
+        access, gpus = zip(*comm.allgather((all(self._opened), runtime.identity(device))))  # now all have been read
+        # Kernels that wait for each other may not run at the same time if ranks share a GPU.
         self._is_usable = all(access) and (by_host or len(set(gpus)) == len(gpus))
         self._by_host, self._pointers = by_host, _pointers(self._opened, by_host)
 
@@ -68,7 +68,7 @@ class IntraNode:
         runtime, ranks, rank = self._runtime, self._comm.Get_size(), self._comm.Get_rank()
         memory = 0
         try:
-            runtime.compile_intra_node(ranks, rank, self._device)  # in an operation the others would wait for ever
+            runtime.compile_intra_node(ranks, rank, self._device)  # in an operation, a failure would block others
             memory = runtime.allocate(WHOLE_BYTES, self._device)
             runtime.clear(memory, FLAG_BYTES, self._stream)
             test, pattern = self._test_array(), _test_pattern(rank)
@@ -102,7 +102,7 @@ class IntraNode:
         return 0
 
     def _reads_right(self, address: int, rank: int) -> bool:
-        """Return True if a rank's memory reads as that rank wrote it, which is not so on every machine."""
+        """Return True if a rank's memory has that rank's test pattern; on some machines it reads wrong."""
         test, read = self._test_array(), np.zeros(TEST_BYTES, np.uint8)
         self._runtime.copy_bytes(test.data.ptr, address + FLAG_BYTES, TEST_BYTES, self._stream)
         self._runtime.to_host(read, test, self._stream)
@@ -113,7 +113,7 @@ class IntraNode:
         return self._runtime.empty((TEST_BYTES,), np.uint8, self._device, self._stream)
 
     def all_reduce(self, plan: Plan, array: Any, op: ReduceOp) -> bool:
-        """Plan to reduce `array` in place and return True; or leave it to NCCL and return False."""
+        """Plan to reduce `array` in place and return True; return False to use NCCL."""
         kernel = choose(array.nbytes, array.dtype.name, op, self._by_host)
         if kernel is None or not self._is_usable:
             return False
@@ -122,9 +122,9 @@ class IntraNode:
 
     def _run(self, kernel: str, array: Any, stream: int) -> None:
         runtime = self._runtime
-        # A replay's kernels would meet, but it would not record `_done`: CuPy has no cudaEventRecordExternal.
+        # A replay would run the kernels, but not record `_done`: CuPy has no cudaEventRecordExternal.
         refuse_capture(runtime, stream, "an all_reduce by HPCCOMM_INTRA_NODE")
-        runtime.wait(stream, self._done)  # the last operation, on whatever stream, uses the buffers
+        runtime.wait(stream, self._done)  # the last operation, on any stream, uses the buffers
         runtime.copy_bytes(self._memory + FLAG_BYTES, array.data.ptr, array.nbytes, stream)
         if self._by_host:
             self._everybody_waits(stream)
@@ -137,7 +137,7 @@ class IntraNode:
             stream,
         )
         runtime.record(self._done, stream)
-        runtime.wait(self._stream, self._done)  # for those who synchronize the group's stream
+        runtime.wait(self._stream, self._done)  # so that synchronizing the group's stream waits for the kernel
         if self._by_host:
             self._everybody_waits(stream)
 
@@ -146,20 +146,20 @@ class IntraNode:
         self._comm.Barrier()
 
     def close(self, others_come: bool = True) -> None:
-        """Free the buffers when nothing is in flight; all ranks call it, unless `others_come` is false."""
+        """Free the buffers when no operation is in flight; all ranks call it, unless `others_come` is False."""
         rank = self._comm.Get_rank()
         for peer, address in enumerate(self._opened):
             if peer != rank and address:
                 self._runtime.close_ipc(address)
         if others_come:
-            self._comm.Barrier()  # all have closed this rank's memory
+            self._comm.Barrier()  # all ranks have closed this rank's memory
         if self._memory:
             self._runtime.free(self._memory)
         self._runtime.destroy_event(self._done)
 
 
 def _test_pattern(rank: int) -> np.ndarray:
-    """Return the bytes that a rank writes into its memory as a test."""
+    """Return the bytes that a rank writes to its memory as a test."""
     return np.random.default_rng(rank).integers(256, size=TEST_BYTES, dtype=np.uint8)
 
 

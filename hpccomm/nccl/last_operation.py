@@ -1,7 +1,7 @@
-"""LastOperation: what the watchdog sees of blocking operations, whose calls return before the GPU has done them.
+"""LastOperation: lets the watchdog see blocking operations, whose calls return before the GPU has completed them.
 
-They have no Work. One event, recorded behind one of them in a while, tells whether the GPU still waits for other ranks
-while the host is somewhere in the program. An operation that follows such a one at once is not seen itself.
+Blocking operations have no Work. Instead an event is recorded after one of them now and then. It shows if the GPU still
+waits for other ranks while the host runs the program. An operation that directly follows such a one is not seen.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ..native import NOT_NOTED, gil_held
 if TYPE_CHECKING:
     from ..core.dispatcher import Dispatcher
 
-PERIOD = 1e-3  # seconds: recording and asking take the host a microsecond each
-SPARE: dict[int, list[int]] = {}  # events of groups that are gone, by GPU: the watchdog may just be asking for one
+PERIOD = 1e-3  # seconds: recording and querying an event take the host a microsecond each
+SPARE: dict[int, list[int]] = {}  # events of destroyed groups, by GPU: the watchdog may still query one
 
 
 class LastOperation(CudaWork):
-    """The last blocking operation of a connection of which an event has been recorded; never waited for."""
+    """The last blocking operation of a connection with a recorded event; never waited for."""
 
-    due = 0.0  # when the next operation is to be marked, by time.monotonic
+    due = 0.0  # the time.monotonic at which the next operation is to be marked
 
     def __init__(self, runtime: Runtime, device: int, failure: Callable[[], Exception | None]) -> None:
         spare = SPARE.get(device)
@@ -36,7 +36,7 @@ class LastOperation(CudaWork):
         super().__init__(runtime, device, lambda _: None, failure, wait_blocks=False, event=event)
 
     def mark(self, dispatcher: Dispatcher, name: str, arrays: Any, peer: int | None = None) -> None:
-        """Record the event behind an operation just put on the current stream, unless it has yet to pass."""
+        """Record the event after an operation just put on the current stream, unless the event is still pending."""
         self.due = monotonic() + PERIOD
         with on_device(self._runtime, self._device):
             stream = self._runtime.current_stream(self._device)
@@ -50,7 +50,7 @@ class LastOperation(CudaWork):
         self.info = work_info((dispatcher, name, number, described(arrays), peer, None, None))
 
     def poll(self) -> bool:
-        """Return True once the event has passed, and belong to no group then; raise the error of the transport."""
+        """Return True once the event has passed, and forget the operation then; raise the transport's error."""
         info = self.info
         has_passed = self._event == 0 or super().poll()
         if has_passed and self.info is info:  # no other thread has marked another operation
@@ -58,7 +58,7 @@ class LastOperation(CudaWork):
         return has_passed
 
     def close(self) -> None:
-        """Give the event away; every operation has ended."""
+        """Keep the event for later groups; all operations have ended."""
         event, self._event = self._event, 0
         self._forget()
         SPARE.setdefault(self._device, []).append(event)

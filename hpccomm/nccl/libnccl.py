@@ -1,8 +1,8 @@
-"""NCCL by ctypes: whole, and for others what their bindings lack, above all communicators that do not block.
+"""NCCL by ctypes: all functions; other bindings use those that they lack, above all for non-blocking communicators.
 
-The calls of CuPy and nccl4py cost less, so theirs go before where they are there. A call of a communicator that does
-not block may return ncclInProgress: NCCL goes on in a thread, one for each call since 2.23 (ncclGroupEndInternal in its
-src/group.cc), and is asked until it is done.
+Calls through CuPy and nccl4py cost less, so these are preferred. A call of a non-blocking communicator may return
+ncclInProgress: NCCL continues in a thread, one for each call since 2.23 (ncclGroupEndInternal in its src/group.cc), and
+is polled until the call is done.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ UNIQUE_ID_BYTES = 128
 UNDEFINED = -(2**31)  # NCCL_CONFIG_UNDEF_INT
 MAGIC = 0xCAFEBEEF  # NCCL_API_MAGIC
 SYMMETRIC = 1  # NCCL_WIN_COLL_SYMMETRIC
-STILL_WRITTEN: list[c_void_p] = []  # pointers that NCCL may yet set: the call did not end in time
+STILL_WRITTEN: list[c_void_p] = []  # pointers that NCCL may still set: the call did not end in time
 
-# nccl.h's ncclResult_t. CuPy's own table ends before the last ones.
+# nccl.h's ncclResult_t. CuPy's own table lacks the last ones.
 RESULTS = {
     1: "ncclUnhandledCudaError",
     2: "ncclSystemError",
@@ -45,7 +45,7 @@ class UniqueId(ctypes.Structure):
 
 
 class Config(ctypes.Structure):
-    """ncclConfig_t as of NCCL 2.18; a newer NCCL takes its defaults for later fields."""
+    """ncclConfig_t as of NCCL 2.18; a newer NCCL uses its defaults for later fields."""
 
     _fields_ = (
         ("size", c_size_t),
@@ -66,7 +66,7 @@ class Config(ctypes.Structure):
 
 
 class CollConfig(ctypes.Structure):
-    """ncclCollConfig_t as of NCCL 2.31; a newer NCCL takes its defaults for later fields."""
+    """ncclCollConfig_t as of NCCL 2.31; a newer NCCL uses its defaults for later fields."""
 
     _fields_ = (
         ("size", c_size_t),
@@ -137,7 +137,7 @@ class NCCLError(Exception):
 
 
 def check(code: int) -> None:
-    """Raise the error that a result code is."""
+    """Raise the error of a result code."""
     if code != SUCCESS:
         raise NCCLError(code)
 
@@ -149,7 +149,7 @@ class Library:
         self._functions: dict[str, Callable[..., int]] = {}
         for name, types in FUNCTIONS.items():
             if hasattr(library, name):
-                function = library[name]  # a new object, whose types nobody else sets
+                function = library[name]  # a new object: no other code sets its types
                 function.argtypes, function.restype = types, c_int
                 self._functions[name] = function
         self._last_error = library["ncclGetLastError"]
@@ -175,13 +175,13 @@ class Library:
 
 
 class NCCL:
-    """The NCCL half of the provider, without any bindings; those of CuPy and nccl4py override parts of it."""
+    """The NCCL half of a provider, without other bindings; those for CuPy and nccl4py override parts of it."""
 
     bindings = "ctypes"
 
     def __init__(self) -> None:
-        # Operations of several groups may be in flight at once, on streams of their own. With this, NCCL 2.26 and newer
-        # launches them in the order of the calls; otherwise they might wait for each other for ever.
+        # Operations of several groups may be in flight at once, each on its own stream. With this setting, NCCL 2.26
+        # and newer launches them in the order of the calls; otherwise they might wait for each other forever.
         os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
         self.library = Library(self.load())
         self.has_all_to_all = "ncclAlltoAll" in self.library
@@ -226,11 +226,11 @@ class NCCL:
         check(self.library["ncclMemFree"](memory))
 
     def blocking(self, comm: c_void_p) -> Communicator:
-        """Return a communicator that has been made, and blocks."""
+        """Return a Communicator for an existing blocking communicator."""
         return Communicator(self.library, comm, time_limit=None)
 
     def result_code(self, error: Exception) -> int | None:
-        """Return the result code of an error of NCCL; None for another error."""
+        """Return the result code of an NCCL error; None for any other error."""
         return error.code if isinstance(error, NCCLError) else None
 
     def explain(self, error: Exception) -> str | None:
@@ -239,7 +239,7 @@ class NCCL:
 
 
 class Communicator:
-    """An ncclComm_t that does not block, so that its calls wait here for `time_limit`; without one it blocks."""
+    """A non-blocking ncclComm_t, whose calls wait here for `time_limit`; with None, a blocking one."""
 
     def __init__(self, library: Library, comm: c_void_p, time_limit: TimeLimit | None) -> None:
         self._library = library
@@ -251,7 +251,7 @@ class Communicator:
         self.group_end = lambda: self.finish(library["ncclGroupEnd"]())
 
     def configured(self, settings: Mapping[str, Any]) -> Communicator:
-        _ = self._library["ncclAllReduceConfig"]  # which this NCCL may be too old for
+        _ = self._library["ncclAllReduceConfig"]  # raises if this NCCL is too old
         made, config = Communicator(self._library, self._comm, self._time_limit), CollConfig(**settings)
         for name, function in COLLECTIVES.items():
             setattr(made, name, partial(made._operate, f"{function}Config", (config,)))
@@ -262,7 +262,7 @@ class Communicator:
         self.finish(self._library[function](*others, self._comm, stream, *config))
 
     def finish(self, code: int) -> None:
-        """Wait for the end of the call that has returned `code`; raise its error."""
+        """Wait for the end of the call that returned `code`; raise its error."""
         if code == IN_PROGRESS and self._time_limit is not None:
             self._time_limit.wait_while(lambda: self._state() == IN_PROGRESS)
             code = self._state()
@@ -286,16 +286,16 @@ class Communicator:
     def register_window(self, memory: int, nbytes: int) -> int:
         window = c_void_p()
         code = self._library["ncclCommWindowRegister"](self._comm, memory, nbytes, window, SYMMETRIC)
-        self._finish_later(code, window, is_set=False)  # it stays NULL where there is no symmetric memory
+        self._finish_later(code, window, is_set=False)  # it stays NULL without symmetric memory
         return window.value or 0
 
     def deregister_window(self, window: int) -> None:
         self.finish(self._library["ncclCommWindowDeregister"](self._comm, window))
 
     def _finish_later(self, code: int, made: c_void_p, is_set: bool) -> None:
-        """Wait for the end of a call that answers ncclSuccess at once, and whose thread sets `made`.
+        """Wait for the end of a call that returns ncclSuccess at once, and whose thread sets `made`.
 
-        So do ncclCommSplit and ncclCommWindowRegister (src/init.cc and src/dev_runtime.cc of NCCL 2.28 to 2.30).
+        ncclCommSplit and ncclCommWindowRegister do this (src/init.cc and src/dev_runtime.cc of NCCL 2.28 to 2.30).
         """
 
         def is_in_progress() -> bool:
@@ -319,5 +319,5 @@ class Communicator:
         self._library["ncclCommAbort"](self._comm)
 
     def destroy(self) -> None:
-        self.finish(self._library["ncclCommFinalize"](self._comm))  # waits for what is in flight on every rank
+        self.finish(self._library["ncclCommFinalize"](self._comm))  # waits for operations in flight on all ranks
         self.finish(self._library["ncclCommDestroy"](self._comm))

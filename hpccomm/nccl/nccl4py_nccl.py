@@ -1,6 +1,6 @@
-"""NCCL by nccl4py, NVIDIA's own bindings, behind the seam of ``cuda/seam.py``, whose docstrings describe each function.
+"""NCCL by nccl4py, NVIDIA's own bindings, behind the seam of ``cuda/seam.py``, whose docstrings describe each method.
 
-Only ``nccl.bindings``, whose calls cost as little as CuPy's; ``nccl.core`` looks at each array anew.
+It uses ``nccl.bindings``, whose calls cost as little as CuPy's; ``nccl.core`` would inspect each array again.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from . import find, libnccl
 if not hasattr(nccl, "Comm"):
     raise ImportError("this nccl4py is older than 0.6: pip install --upgrade nccl4py")
 
-NAMES = {"all_to_all": "allto_all"}  # which are not those of the seam
+NAMES = {"all_to_all": "allto_all"}  # names that differ from the seam's
 
 
 class NCCL(libnccl.NCCL):
-    """libnccl's functions; operations of communicators that block are those of nccl4py."""
+    """libnccl's functions; operations of blocking communicators are nccl4py's."""
 
     bindings = "nccl4py"
 
     def load(self) -> ctypes.CDLL:
-        find.load()  # before nccl4py looks for it
+        find.load()  # before nccl4py looks for libnccl
         return ctypes.CDLL(nccl.get_library_path())
 
     def blocking(self, comm: ctypes.c_void_p) -> libnccl.Communicator:
@@ -36,7 +36,7 @@ class NCCL(libnccl.NCCL):
 
 
 class Communicator(libnccl.Communicator):
-    """A communicator that blocks; its operations are nccl4py's functions."""
+    """A blocking communicator; its operations are nccl4py's functions."""
 
     def __init__(self, library: libnccl.Library, comm: ctypes.c_void_p) -> None:
         super().__init__(library, comm, time_limit=None)

@@ -13,13 +13,13 @@ from .plan import Plan
 
 
 class NCCLPersistentWork(PersistentWork):
-    """A plan and its arrays; each start is a Work of its own, unless a CUDA graph captures it."""
+    """A plan and its arrays; each start has its own Work, unless a CUDA graph captures it."""
 
     def __init__(self, connection: Connection, plan: Plan, arrays: Any) -> None:
         self._connection = connection
         self._plan: Plan | None = plan
         self._arrays = arrays
-        self._work: Work | None = None  # of the last start; None where that was captured
+        self._work: Work | None = None  # of the last start; None if that was captured
 
     def begin(self) -> Work | None:
         assert self._plan is not None, "it has been freed"
@@ -43,10 +43,10 @@ class NCCLPersistentWork(PersistentWork):
     def poll(self) -> bool:
         if self._work is None or not self._work.is_completed():
             return self._work is None
-        return self._work.wait()  # which raises what went wrong
+        return self._work.wait()  # raises its error
 
     def block(self) -> None:
-        """Return at once: `wait` comes here only where the start was captured."""
+        """Return at once: `wait` calls it only if the start was captured."""
 
     def release(self) -> None:
-        self._plan = self._arrays = self._work = None  # what is in flight keeps them
+        self._plan = self._arrays = self._work = None  # an operation in flight keeps its own references

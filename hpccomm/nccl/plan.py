@@ -1,6 +1,6 @@
-"""Plan: the calls of one operation on a stream, to be made once, or again and again.
+"""Plan: the calls of one operation on a stream, to run once or repeatedly.
 
-They are, in this order: packing; NCCL's calls, as one group; unpacking. Making a plan puts nothing on a stream.
+Their order: packing; NCCL's calls, as one group; unpacking. Making a plan puts nothing on a stream.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from ..cuda.seam import Communicator, Runtime
 from ..errors import DistBackendError, on_rank
 from .types import Reduction, moved
 
-CALLS_PER_GROUP = 1024  # NCCL takes 2048 (its user guide, "Group Calls"): as many where they are one step
-# NCCL allows no two threads at once to issue operations of communicators on one GPU (its user guide, "Thread Safety").
+CALLS_PER_GROUP = 1024  # NCCL takes 2048 (its user guide, "Group Calls"), which one step may use up
+# NCCL forbids two threads to issue operations on one GPU at once, for any communicators (user guide, "Thread Safety").
 ISSUING = threading.RLock()
 
-Call = tuple[Callable[..., None], tuple[Any, ...]]  # a function whose last argument is the stream, and the others
+Call = tuple[Callable[..., None], tuple[Any, ...]]  # a function, and its arguments except the last, the stream
 
 
 class Plan(Packing):
-    """The calls of one operation of a communicator; what follows on `stream` may use its temporary memory again.
+    """The calls of one operation of a communicator; later work on `stream` may reuse its temporary memory.
 
     A plan that `is_persistent` keeps that memory, so that a CUDA graph may replay its calls.
     """
@@ -33,14 +33,14 @@ class Plan(Packing):
         super().__init__(runtime, device, stream)
         self.is_here = is_here  # `device` is the current one
         self.is_persistent = False
-        self.message = ""  # the operation, where it is one between two ranks
+        self.message = ""  # the operation's name if it is between two ranks
         self._comm = comm
         self._packing: list[Call] = []
         self._calls: list[Call] = []
         self._step_ends: list[int] = []
 
     def run(self, stream: int) -> None:
-        """Put all but the unpacking on the stream; the GPU is the current one, and no other thread calls NCCL."""
+        """Put all calls but the unpacking on the stream; the GPU is current, and no other thread calls NCCL."""
         for function, arguments in self._packing:
             function(*arguments, stream)
         if len(self._calls) == 1:
@@ -85,18 +85,18 @@ class Plan(Packing):
         self._call(buffer.size, self._comm.recv, buffer.data.ptr, *_moved(buffer), peer)
 
     def do(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Add a call that is not NCCL's, of a function whose last argument is the stream."""
+        """Add a call of a function that is not NCCL's; its last argument is the stream."""
         self._calls.append((function, arguments))
 
     def end_step(self) -> None:
-        """Mark the end of a step, all of whose calls have to be in one group: otherwise both ends would wait."""
+        """Mark the end of a step: its calls must be in one group, otherwise both ends of a message would wait."""
         self._step_ends.append(len(self._calls))
 
     def _do(self, function: Callable[..., None], *arguments: Any) -> None:
         self._packing.append((function, arguments))
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Return temporary memory; refuse it in a capture, where the graph would use it after it has been freed."""
+        """Return temporary memory; refuse it in a capture: the graph would use it after it has been freed."""
         if not self.is_persistent:
             refuse_capture(self._runtime, self.stream, "an operation that needs temporary memory")
         return super().empty(shape, dtype)
@@ -106,7 +106,7 @@ class Plan(Packing):
             self._calls.append((function, arguments))
 
     def _run_groups(self, stream: int) -> None:
-        """Make NCCL's calls as one group, very many as several groups of whole steps."""
+        """Make NCCL's calls as one group; if there are very many, as several groups of whole steps."""
         start = 0
         while start < len(self._calls):
             end = start + CALLS_PER_GROUP

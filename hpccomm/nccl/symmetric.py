@@ -1,4 +1,4 @@
-"""Symmetric memory: arrays at which the GPUs of a group look directly (NCCL's user guide, "Window Registration")."""
+"""Symmetric memory: arrays that all GPUs of a group access directly (NCCL's user guide, "Window Registration")."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Memory:
-    """What an array in symmetric memory keeps, and each view of it."""
+    """The owner of symmetric memory: its array and all views keep a reference."""
 
 
 class SymmetricArrays:
@@ -29,7 +29,7 @@ class SymmetricArrays:
         self._nccl = nccl
         self._mpi = mpi
         self._connection = connection
-        self._made: list[tuple[int, weakref.ref[Memory]]] = []  # addresses, and whether an array is there
+        self._made: list[tuple[int, weakref.ref[Memory]]] = []  # addresses, and the owners, which die with their arrays
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Make an array on each rank; every rank of the group calls it."""
@@ -44,7 +44,7 @@ class SymmetricArrays:
             return runtime.view(address, nbytes, shape, dtype, device, memory)
 
     def _allocate(self, shape: tuple[int, ...], dtype: Any, nbytes: int) -> int:
-        """Return the address of new memory; raise on every rank if one has none, or if they want different arrays."""
+        """Return the address of new memory; raise on every rank if a rank gets none, or the arrays differ."""
         failure, address = tried(self._nccl, self._nccl.allocate, nbytes)
         wishes = self._mpi.allgather((shape, dtype, failure))
         try:
@@ -62,9 +62,9 @@ class SymmetricArrays:
         return address  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """Free the memory in which there is no array any more; nothing that uses it is in flight.
+        """Free the memory that has no array any more; no operation uses it.
 
-        The rest stays until the process ends; and all of it where NCCL has failed, and may still use it.
+        The rest stays until the process ends; so does all of it if NCCL has failed, because NCCL may still use it.
         """
         if self._connection.failure is None:
             with on_device(self._connection.runtime, self._connection.device):

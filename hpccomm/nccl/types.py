@@ -9,28 +9,28 @@ import numpy as np
 from ..core.reduce_op import ReduceOp
 from ..errors import UnsupportedOperationError, on_rank
 
-# nccl.h's ncclDataType_t, which has NumPy's names in this order
+# nccl.h's ncclDataType_t: NumPy's names in the order of its numbers
 NAMES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64")
 UINT8, FLOAT32, FLOAT64, BFLOAT16 = 1, 7, 8, 9
 SUM, PROD, MAX, MIN, AVG = range(5)
 
-# The datatype in which NCCL reduces a dtype, and how many of its elements are one of the dtype's.
+# The datatype in which NCCL reduces a dtype, and the number of its elements in one element of the dtype.
 _REDUCED: dict[Any, tuple[int, int]] = {np.dtype(name): (number, 1) for number, name in enumerate(NAMES)} | {
     np.dtype("bool"): (UINT8, 1),
-    np.dtype("complex64"): (FLOAT32, 2),  # real and imaginary parts are summed one by one
+    np.dtype("complex64"): (FLOAT32, 2),  # real and imaginary parts are summed separately
     np.dtype("complex128"): (FLOAT64, 2),
 }
 
 _OPS = {ReduceOp.SUM: SUM, ReduceOp.PRODUCT: PROD, ReduceOp.MIN: MIN, ReduceOp.MAX: MAX, ReduceOp.AVG: AVG}
 
-# On bytes of 0 and 1, so that the sum of 256 is not 0.
+# On bytes of 0 and 1: with SUM, 256 ones would be 0.
 _BOOL_OPS = {ReduceOp.MIN: MIN, ReduceOp.PRODUCT: MIN, ReduceOp.BAND: MIN} | {
     ReduceOp.MAX: MAX, ReduceOp.SUM: MAX, ReduceOp.BOR: MAX,
 }  # fmt: skip
 
 
 class Reduction(NamedTuple):
-    """NCCL's datatype of a reduction, the number of its elements in one of the array's, and NCCL's operation."""
+    """NCCL's datatype of a reduction, the number of its elements in one element of the array, and NCCL's operation."""
 
     datatype: int
     width: int
@@ -41,7 +41,7 @@ class Reduction(NamedTuple):
         return array.size * self.width, self.datatype, self.op
 
 
-# What `moved` and `reduced` have returned: NumPy takes microseconds to name a dtype. The fast path looks here.
+# Results of `moved` and `reduced`: NumPy takes microseconds to name a dtype. The fast path reads them.
 known_moves: dict[Any, tuple[int, int]] = {}
 known_reductions: dict[tuple[Any, ReduceOp], Reduction] = {}
 
@@ -75,7 +75,7 @@ def reduced(operation: str, dtype: Any, op: ReduceOp) -> Reduction:
             operation,
         )
     made = Reduction(*row, nccl_op)
-    is_accepted = ("f" if dtype.kind == "V" else dtype.kind) in op.kinds  # by `checks`, which not every caller asks
+    is_accepted = ("f" if dtype.kind == "V" else dtype.kind) in op.kinds  # not every caller calls `checks`
     if op.factor is None and is_accepted:  # there may be as many factors as calls
         known_reductions[dtype, op] = made
     return made
