@@ -1,4 +1,4 @@
-"""What tools/write-operations and tools/write-signatures have in common: the text of a module, written or compared."""
+"""Shared by tools/write-operations and tools/write-signatures: write or compare the text of a module."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def formatted(text: str, suffix: str = ".py") -> str:
-    """Return a module's text without the imports that it does not need, in ruff's order and format."""
+    """Return a module's text in ruff's format, with sorted imports and without unused ones."""
     for command in (["check", "--select=F401,I", "--fix-only", "-q"], ["format", "-q"]):
         ruff = [
             sys.executable,
@@ -25,7 +25,7 @@ def formatted(text: str, suffix: str = ".py") -> str:
 
 
 def write(file: Path, text: str) -> None:
-    """Write the file; with ``--check`` on the command line end with status 1 where it is another one."""
+    """Write the file; with ``--check`` on the command line exit with status 1 if its text differs."""
     if sys.argv[1:] != ["--check"]:
         file.write_text(text, encoding="utf-8")
     elif file.read_text(encoding="utf-8") != text:

@@ -1,7 +1,7 @@
-/* Preloaded into the ranks of tests: a rank that waits sleeps, where MPI would poll and yield.
+/* Preloaded into the ranks of tests: a waiting rank sleeps, where MPI would poll and yield.
  *
- * Both MPIs, and hpccomm's own waits, call sched_yield each time that they have looked in vain. To a scheduler with other
- * work that means little: ranks that wait for each other in a test of a hang take the cores from all other tests.
+ * Both MPIs and hpccomm call sched_yield after each unsuccessful poll. A busy scheduler hardly yields: ranks that wait
+ * for each other in a test of a hang would take the cores from all other tests.
  */
 #define _GNU_SOURCE
 #include <sched.h>
