@@ -1,4 +1,4 @@
-# make demo and make test need python3 and make, nothing else: they put a whole MPI into a virtual environment.
+# make demo and make test need only python3 and make: they install an MPI into a virtual environment.
 
 MPI ?= mpich
 RANKS ?= 1 2
@@ -13,7 +13,7 @@ RUN := tools/run-mpi $(BIN)
 TORCH := .venv-torch$(if $(filter mpich,$(MPI)),,-$(MPI))
 FOREIGN := .venv-foreign$(if $(filter mpich,$(MPI)),,-$(MPI))
 
-# Images of containers set it; the tests start thousands of processes, and each would compile hpccomm anew.
+# Container images set it; the tests start thousands of processes, and each would compile hpccomm again.
 unexport PYTHONDONTWRITEBYTECODE
 
 help: ## show this list
@@ -23,10 +23,10 @@ help: ## show this list
 demo: $(VENV)/.cli ## train a network on handwritten digits on four ranks
 	$(RUN) 4 $(BIN)/python jobs/train_digits.py $(ARGS)
 
-test: $(VENV)/.test ## run the tests on 1 and 2 ranks: 8 minutes on two cores (of those that start jobs, 2 cases)
+test: $(VENV)/.test ## run the tests on 1 and 2 ranks: 8 minutes on two cores (2 cases of tests that start jobs)
 	OPTIONS="--cases=2 --jobs=2" tools/run-tests $(BIN) "$(RANKS)" $(ARGS)
 
-test-all: ## run all tests, also the slow ones, with both MPIs, on 1 to 4 ranks, PyTorch's, Slurm's, with sanitizers: hours
+test-all: ## run all tests for hours: slow ones, both MPIs, 1 to 4 ranks, PyTorch, Slurm, sanitizers
 	$(MAKE) --no-print-directory .venv/.test
 	$(MAKE) --no-print-directory MPI=openmpi .venv-openmpi/.test
 	OPTIONS=--slow FULL="" BINDINGS="1 2 3 4" tools/run-tests .venv/bin "1 2 3 4"
@@ -38,17 +38,17 @@ test-all: ## run all tests, also the slow ones, with both MPIs, on 1 to 4 ranks,
 	$(MAKE) --no-print-directory test-torch MPI=openmpi RANKS="1 2 3"
 	$(MAKE) --no-print-directory test-cluster
 
-test-slow: $(VENV)/.test ## run what takes 12 GiB of memory (skipped where there is less), or minutes
+test-slow: $(VENV)/.test ## run the tests that take 12 GiB of memory (skipped if there is less) or minutes
 	tools/run-tests $(BIN) 2 tests/test_large.py tests/test_memory.py --slow -m slow
 	JOBS=2 tools/run-tests $(BIN) 1 tests/faults/test_faults.py tests/faults/test_fuzz.py tests/store --slow -m slow
 
-test-sanitized: $(VENV)/.test ## run the suite's core with the compiled extension under gcc's sanitizers of addresses and undefined behaviour
+test-sanitized: $(VENV)/.test ## run the suite's core with the extension compiled with gcc's AddressSanitizer and UndefinedBehaviorSanitizer
 	tools/test-sanitized $(BIN) 2 $(ARGS)
 
-test-faults: $(VENV)/.test ## run what may go wrong: one job for each fault (tools/write-reliability: both MPIs, into docs/reliability.md; -k: some)
+test-faults: $(VENV)/.test ## run the fault suite, one job for each fault (tools/write-reliability: on both MPIs, and write docs/reliability.md)
 	tools/run-mpi $(BIN) 1 $(BIN)/python -m mpi4py -m pytest --with-mpi tests/faults/test_faults.py $(ARGS)
 
-test-cluster: ## run the tests of a real Slurm, on two hosts made of namespaces, with both MPIs (root on Debian)
+test-cluster: ## run the tests under a real Slurm, on two hosts made of namespaces, with both MPIs (root on Debian)
 	$(MAKE) --no-print-directory .venv/.test
 	$(MAKE) --no-print-directory MPI=openmpi .venv-openmpi/.test
 	tests/cluster/test tests/cluster $(ARGS)
@@ -58,22 +58,22 @@ test-gpu: .venv-gpu/.cuda$(CUDA) ## run the tests of GPU arrays on this machine'
 	.venv-gpu/bin/python tools/gpu-first build/gpu --seconds 3600; status=$$?; [ $$status = 2 ] || \
 		.venv-gpu/bin/python tools/gpu-first build/gpu --write-page; exit $$status
 
-test-torch: $(TORCH)/.torch ## run the tests of hpccomm inside PyTorch, of gloo, and PyTorch's own (5 GB are installed)
+test-torch: $(TORCH)/.torch ## run the tests of hpccomm inside PyTorch and of gloo, and PyTorch's own (installs 5 GB)
 	tools/test-torch $(TORCH)/bin "$(RANKS)" $(ARGS)
 
-test-foreign: $(FOREIGN)/.foreign ## run tests and programs of others under hpccomm run, compare, and write the table of docs/guide/mpi4py-programs.md (1 GB is installed)
+test-foreign: $(FOREIGN)/.foreign ## run other projects' tests and programs under hpccomm run, and write the table of docs/guide/mpi4py-programs.md (installs 1 GB)
 	$(FOREIGN)/bin/python -m tests.foreign.suite $(FOREIGN)/bin $(ARGS)
 	$(FOREIGN)/bin/python -m tests.foreign.pylops_twin $(FOREIGN)/bin
 	$(FOREIGN)/bin/python -m tests.foreign.exchanges $(FOREIGN)/bin
 	$(FOREIGN)/bin/python -m tests.foreign.samplers $(FOREIGN)/bin
 
-test-foreign-debian: .venv-foreign-debian/.foreign ## the same for h5py and petsc4py of Debian, with its Open MPI; without these packages it says which
+test-foreign-debian: .venv-foreign-debian/.foreign ## the same for Debian's h5py and petsc4py, with its Open MPI; lists missing packages
 	! test -e $< || .venv-foreign-debian/bin/python -m tests.foreign.suite .venv-foreign-debian/bin $(ARGS)
 
 coverage: $(VENV)/.test ## run the tests and report line and branch coverage, all ranks together
 	COVERAGE="$(RANKS)" BINDINGS=2 tools/run-tests $(BIN) "$(RANKS)"
 
-lint: $(VENV)/.dev ## ruff, mypy, pyright on every example, the planted defects, and that imports point downwards
+lint: $(VENV)/.dev ## run ruff, mypy and pyright (also on every example), check the planted defects, and that imports point downwards
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python tools/check-budgets
@@ -85,22 +85,22 @@ lint: $(VENV)/.dev ## ruff, mypy, pyright on every example, the planted defects,
 	tools/mutants --check
 	$(BIN)/lint-imports --no-cache
 
-bench: $(VENV)/.cli $(if $(GLOO),$(VENV)/.gloo) ## measure what docs/benchmarks.md shows (GLOO=1: torch's gloo as well)
+bench: $(VENV)/.cli $(if $(GLOO),$(VENV)/.gloo) ## run the benchmarks of docs/benchmarks.md (GLOO=1: with torch's gloo)
 	tools/run-bench $(BIN) $(MPI)
 
 docs: $(VENV)/.docs ## build the documentation in docs/_build
 	$(BIN)/python -m sphinx -W --keep-going -b html -d docs/_build/doctrees docs docs/_build/html
 
-wheels: .venv-wheels/.tools ## build wheels with the compiled extension for x86-64 and AArch64, and try them (440 MB are installed)
+wheels: .venv-wheels/.tools ## build wheels with the compiled extension for x86-64 and AArch64, and try them (installs 440 MB)
 	tools/build-wheels .venv-wheels/bin $(PYTHONS)
 
 clean: ## remove the virtual environments and everything built
 	rm -rf .venv .venv-* hpccomm-debug-* build dist *.egg-info docs/_build .pytest_cache .mypy_cache .ruff_cache .coverage* hpccomm/native/*.so
 
-# Sources, for the tests that are in them only.
+# Sources, for tests that wheels lack.
 DOWNLOAD := pip download --quiet --disable-pip-version-check --no-deps --dest build/foreign --no-binary
 
-# One stamp per set of extras: what is installed is installed again only when setup.cfg changes. `dev` contains the others.
+# One stamp per set of extras: they are installed again only when setup.cfg changes. `dev` contains the others.
 $(VENV)/.cli $(VENV)/.test $(VENV)/.dev $(VENV)/.docs $(VENV)/.gloo: $(VENV)/.%: setup.cfg pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(MPI),$*]'
@@ -113,15 +113,15 @@ $(VENV)/.cli $(VENV)/.test $(VENV)/.dev $(VENV)/.docs $(VENV)/.gloo: $(VENV)/.%:
 	.venv-torch/bin/python -m pip install --quiet --disable-pip-version-check -e '.[mpich,test-torch]'
 	touch $@
 
-# Another MPI beside the same PyTorch, which takes 5 GB.
+# A second MPI that shares the same PyTorch, which takes 5 GB.
 .venv-torch-%/.torch: setup.cfg pyproject.toml .venv-torch/.torch
 	test -x .venv-torch-$*/bin/python || $(PYTHON) -m venv .venv-torch-$*
 	.venv-torch-$*/bin/python -m pip install --quiet --disable-pip-version-check -e '.[$*,test-common]'
 	echo $(CURDIR)/.venv-torch/lib/python*/site-packages > $$(echo .venv-torch-$*/lib/python*/site-packages)/torch.pth
 	touch $@
 
-# The tests of these are in their sources only. Of mpi4py-fft a part is used that needs no FFTW; its setup.py looks for a
-# file of that name all the same.
+# Only the sources of these have tests. The used part of mpi4py-fft needs no FFTW, but its setup.py looks for a file of that
+# name.
 FFTW := $(CURDIR)/build/foreign/fftw
 $(FOREIGN)/.foreign: setup.cfg pyproject.toml tests/foreign/requirements.txt
 	test -x $(FOREIGN)/bin/python || $(PYTHON) -m venv $(FOREIGN)
@@ -133,8 +133,8 @@ $(FOREIGN)/.foreign: setup.cfg pyproject.toml tests/foreign/requirements.txt
 	$(FOREIGN)/bin/python -m tests.foreign.suite unpack build/foreign
 	touch $@
 
-# hpccomm is that of this folder, compiled by another target for the same Python. tools/run-mpi knows Open MPI by its
-# name, which Debian's mpiexec does not say; petsc4py's own .pth needs Debian's package for compilers.
+# hpccomm is imported from this folder, compiled by another target for the same Python. tools/run-mpi recognises Open MPI by
+# its name, which Debian's mpiexec lacks; petsc4py's own .pth needs Debian's compiler package.
 DEBIANS := python3-venv python3-h5py-mpi python3-petsc4py openmpi-bin
 .venv-foreign-debian/.foreign: tests/foreign/requirements.txt
 	@dpkg-query -W $(DEBIANS) >/dev/null 2>&1 || { echo "skipped: apt-get install $(DEBIANS)"; exit 0; }; set -ex; \
@@ -150,7 +150,7 @@ DEBIANS := python3-venv python3-h5py-mpi python3-petsc4py openmpi-bin
 	.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check -e '.[$(MPI),test-common,cuda$(CUDA)]'
 	touch $@
 
-# Zig has a clang, and the symbols of every glibc.
+# Zig includes clang and the symbols of every glibc.
 .venv-wheels/.tools: pyproject.toml
 	test -x .venv-wheels/bin/python || $(PYTHON) -m venv .venv-wheels
 	.venv-wheels/bin/python -m pip install --quiet --disable-pip-version-check build ziglang auditwheel twine
