@@ -1,7 +1,7 @@
-"""Processes that were meant to be one job, and are alone; and the command to type instead.
+"""Detect processes that were started as one job but run as separate worlds, and suggest the right command.
 
-When the launcher and the MPI library do not speak the same protocol, every process gets a world of its own. Each then
-runs the whole job, and overwrites the others' results.
+If the launcher and the MPI library speak different protocols, each process gets a world of its own, runs the whole job
+and overwrites the others' results.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from .environment import launcher
 from .forked import STARTED_BY
 from .stderr import tell
 
-SHORT = 200  # characters of a command that a message repeats
+SHORT = 200  # characters; messages do not repeat a longer command
 
 _has_warned = False
 
 
 class Family(NamedTuple):
-    """MPI libraries of one descent: a part of their MPI_Get_library_version, and srun's option for them."""
+    """A family of MPI libraries: a part of their MPI_Get_library_version, and srun's option for them."""
 
     name: str
     srun_type: str  # srun --mpi=
 
 
-# The first whose name is in the version's text. Tried with Slurm 22.05 (docs/guide/launching.md): Open MPI 4.1 and 5.0,
-# MPICH 4.0 and 5.0. The others: Slurm's MPI guide ("Intel MPI supports only PMI-1 and PMI-2"; "HPE Cray PMI Support").
+# The first name found in the version text counts. Tested with Slurm 22.05 (docs/guide/launching.md): Open MPI 4.1, 5.0,
+# MPICH 4.0, 5.0. Others: Slurm's MPI guide ("Intel MPI supports only PMI-1 and PMI-2"; "HPE Cray PMI Support").
 FAMILIES = (
     Family("Open MPI", "pmix"),
     Family("Intel(R) MPI", "pmi2"),
@@ -41,7 +41,7 @@ FAMILIES = (
 
 
 def check(mpi: Any) -> None:
-    """Raise DistError if this process was meant to be a rank of several, and is alone; or warn once on stderr."""
+    """Raise DistError if this process should be one of several ranks but is alone; or warn once on stderr."""
     global _has_warned
     size, library = mpi.COMM_WORLD.Get_size(), mpi.Get_library_version()
     refused = refusal(size, library)
@@ -54,20 +54,20 @@ def check(mpi: Any) -> None:
 
 
 def family(library: str) -> Family | None:
-    """Return the family of the MPI whose MPI_Get_library_version is `library`; None if it is not known."""
+    """Return the family of the MPI whose MPI_Get_library_version is `library`; None if unknown."""
     return next((each for each in FAMILIES if each.name.lower() in library.lower()), None)
 
 
 def own_command(argv: Sequence[str] | None = None) -> str:
-    """Return the command that started this process, as it can be pasted after a launcher's."""
+    """Return the command that started this process, to be pasted after a launcher's command."""
     text = shlex.join(sys.orig_argv if argv is None else argv)
     return text if len(text) <= SHORT and "\n" not in text else "python program.py"
 
 
 def refusal(mpi_size: int, library: str, environ: Mapping[str, str] = os.environ, command: str = "") -> str | None:
-    """Return the error, and its remedy, of a launcher whose processes each see a world of one; None if all is well.
+    """Return the error and its remedy if a launcher's processes each see a world of one; None if all is well.
 
-    `library` is the text of MPI_Get_library_version, `command` the program's command line (default: of this process).
+    `library` is the text of MPI_Get_library_version; `command` is the command line (default: that of this process).
     """
     if mpi_size != 1:
         return None
@@ -79,7 +79,7 @@ def refusal(mpi_size: int, library: str, environ: Mapping[str, str] = os.environ
         )
     command = command or own_command()
     size = environ.get("WORLD_SIZE", "")
-    if "TORCHELASTIC_RUN_ID" in environ and size.isdigit() and int(size) > 1:  # torchrun's, of every worker
+    if "TORCHELASTIC_RUN_ID" in environ and size.isdigit() and int(size) > 1:  # torchrun sets both in each worker
         started = f"torchrun started {size}"
         remedy = f"hpccomm's ranks come from MPI: `mpiexec -n {size} {command}`, or srun or mpiexec in a Slurm job"
     else:
@@ -95,16 +95,16 @@ def refusal(mpi_size: int, library: str, environ: Mapping[str, str] = os.environ
 
 
 def _started_by_a_rank(environ: Mapping[str, str]) -> str:
-    """Return the rank that has started this process, ``"rank 1 (process 4711)"``; "" where no rank of several has."""
+    """Return the rank that started this process, ``"rank 1 (process 4711)"``; "" if no rank of a larger job did."""
     names, by = launcher(environ), environ.get(STARTED_BY, "")
     is_of_several = names is not None and int(environ[names.size]) > 1
     return by if is_of_several and not by.endswith(f"(process {os.getpid()})") else ""
 
 
 def warning(mpi_size: int, library: str, environ: Mapping[str, str] = os.environ, command: str = "") -> str | None:
-    """Return the warning, with the command to type, of a process alone in a Slurm job of several tasks; or None."""
+    """Return a warning with the command to type if this process is alone in a Slurm job of several tasks; or None."""
     names, tasks = launcher(environ), environ.get("SLURM_NTASKS", "")
-    by_hand = names is None or names.name == "srun"  # salloc's shell may be a step of one task; srun -n1 says NTASKS=1
+    by_hand = names is None or names.name == "srun"  # salloc's shell can be a one-task step; srun -n1 sets NTASKS=1
     if mpi_size != 1 or not by_hand or "SLURM_JOB_ID" not in environ or not tasks.isdigit() or int(tasks) <= 1:
         return None
     return (
@@ -119,8 +119,8 @@ def _srun(library: str, command: str) -> str:
 
 
 def start_more() -> str:
-    """Return the command to type, as a clause of a message, if no launcher has started this process; otherwise ""."""
-    is_a_program = hasattr(sys.modules["__main__"], "__file__")  # and nobody types at a prompt
+    """Return a clause with the command to type if no launcher started this process; otherwise ""."""
+    is_a_program = hasattr(sys.modules["__main__"], "__file__")  # not an interactive prompt
     return "" if launcher(os.environ) or not is_a_program else f"; this job has one rank: mpiexec -n 4 {own_command()}"
 
 
@@ -128,7 +128,7 @@ def _remedy(started_by: str, size: str, library: str, environ: Mapping[str, str]
     if started_by == "srun":
         return _remedy_for_srun(library, environ, command)
     found = family(library)
-    if started_by == "flux run":  # the plugin of flux-pmix: its README
+    if started_by == "flux run":  # README of the flux-pmix plugin
         option = " -o pmi=pmix" if found is not None and found.name == "Open MPI" else ""
         return f"flux has to speak the MPI library's protocol: try `flux run{option} -n {size} {command}`"
     if _both_wheels():
@@ -166,7 +166,7 @@ def _remedy_for_srun(library: str, environ: Mapping[str, str], command: str) -> 
 
 
 def _both_wheels() -> bool:
-    """Return whether the wheels of both MPIs are in this environment."""
+    """Return whether the wheels of both MPIs are installed in this environment."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -1,6 +1,6 @@
-"""The launcher's word on this process, read from environment variables.
+"""The launcher's environment variables for this process.
 
-Nothing is decided by it: MPI decides. It is compared with MPI, and lets one process print before MPI is there.
+They decide nothing: MPI does. They are compared with MPI, and they select one process to print before MPI starts.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from .host_list import expand, repeated
 from .proc import of_process
 
 T = TypeVar("T")
-TERMINAL = 4  # tty_nr, counted from the state of a process on
+TERMINAL = 4  # index of tty_nr, counted from the process state
 
 
 class Launcher(NamedTuple):
-    """One family of launchers, and the variables in which it tells a process its place; "" where it has none.
+    """A family of launchers and its environment variables for a process's place; "" for variables it does not set.
 
-    Sizes are those of a *job step*: a process that an sbatch script starts without srun sees SLURM_NTASKS > 1, and is
-    alone all the same.
+    Sizes are those of a *job step*: a process that an sbatch script starts without srun sees SLURM_NTASKS > 1 but is
+    alone.
     """
 
     name: str
@@ -31,24 +31,24 @@ class Launcher(NamedTuple):
     node_rank: str = ""
     node_count: str = ""
     node_list: str = ""  # in Slurm's short form
-    tasks_per_node: str = ""  # likewise: the local sizes of all nodes
-    mark: str = ""  # a variable that has to be there too, where launchers share the others
+    tasks_per_node: str = ""  # the local sizes of all nodes, also in Slurm's short form
+    mark: str = ""  # a variable that must also be set, if another launcher sets the same others
 
 
 OF_A_WORLD = "SIZE", "RANK", "LOCAL_RANK", "LOCAL_SIZE"
-# The most specific first: launchers start others, or imitate them.
+# The most specific first: launchers start or imitate each other.
 LAUNCHERS = (
     # Open MPI, "Environment variables set for MPI applications" (docs.open-mpi.org, v5.0.x). OMPI_COMM_WORLD_NODE_RANK
-    # is not the number of the node, but a local rank among all jobs. mpirun may have used srun to start its daemons.
+    # is not the node number but the local rank among all jobs. mpirun may start its daemons by srun.
     Launcher("mpirun (Open MPI)", *(f"OMPI_COMM_WORLD_{each}" for each in OF_A_WORLD)),
     # MVAPICH2, mpirun_rsh (src/pm/mpirun/mpispawn.c). Its mpiexec is Hydra.
     Launcher("mpirun_rsh (MVAPICH)", *(f"MV2_COMM_WORLD_{each}" for each in OF_A_WORLD)),
     # flux-environment(7); it sets PMI_RANK and PMI_SIZE as well.
     Launcher("flux run", "FLUX_JOB_SIZE", "FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID", node_count="FLUX_JOB_NNODES"),
     # MPICH, src/pm/hydra/proxy/pmip_cb.c; Intel MPI sets the same. Inside a Slurm job Hydra starts its proxies with
-    # srun, so the variables of srun are there too, and are those of the proxies.
+    # srun, so srun's variables are also set but describe the proxies.
     Launcher("mpiexec (Hydra)", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", mark="MPI_LOCALNRANKS"),
-    # srun(1), "OUTPUT ENVIRONMENT VARIABLES"; with any --mpi. pmi2 adds PMI_RANK and PMI_SIZE, pmix PMIX_*.
+    # srun(1), "OUTPUT ENVIRONMENT VARIABLES", with any --mpi. pmi2 adds PMI_RANK and PMI_SIZE, pmix adds PMIX_*.
     Launcher(
         "srun",
         "SLURM_STEP_NUM_TASKS",
@@ -59,7 +59,7 @@ LAUNCHERS = (
         node_list="SLURM_STEP_NODELIST",
         tasks_per_node="SLURM_STEP_TASKS_PER_NODE",
     ),
-    # Cray's PALS, as far as Slurm imitates it (src/plugins/mpi/cray_shasta/mpi_cray_shasta.c).
+    # Cray's PALS, as imitated by Slurm (src/plugins/mpi/cray_shasta/mpi_cray_shasta.c).
     Launcher(
         "mpiexec (Cray PALS)",
         "PMI_SIZE",
@@ -69,13 +69,13 @@ LAUNCHERS = (
         node_rank="PALS_NODEID",
         mark="PALS_RANKID",
     ),
-    # PMI-1 (Flux's RFC 13 describes it): whatever else speaks it.
+    # Any other launcher that speaks PMI-1 (described in Flux's RFC 13).
     Launcher("mpiexec (PMI)", "PMI_SIZE", "PMI_RANK", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),
 )
 
 
 class Placement(NamedTuple):
-    """A process's place by its launcher's word; None for what it does not tell."""
+    """A process's place according to its launcher; None for values the launcher does not provide."""
 
     launcher: Launcher
     size: int
@@ -88,7 +88,7 @@ class Placement(NamedTuple):
 
 
 def launcher(environ: Mapping[str, str] = os.environ) -> Launcher | None:
-    """Return the launcher that started this process, or None for a process started by hand."""
+    """Return the launcher that started this process; None if it was started by hand."""
     for candidate in LAUNCHERS:
         if environ.get(candidate.size, "").isdigit() and (not candidate.mark or candidate.mark in environ):
             return None if candidate.name == "srun" and _is_in_a_shell_of_srun(environ) else candidate
@@ -98,23 +98,23 @@ def launcher(environ: Mapping[str, str] = os.environ) -> Launcher | None:
 def _is_in_a_shell_of_srun(environ: Mapping[str, str]) -> bool:
     """Return whether this process was started by hand in the shell of ``srun --pty bash``.
 
-    Such a process has inherited the variables of the shell, which is task 0 of maybe several. srun sets SLURM_PTY_PORT
-    with --pty only, but a step that is started in the shell inherits it. So the task that Slurm started
-    (SLURM_TASK_PID, srun(1)) has to be another process than this one, and to have a terminal, as a shell has.
+    Such a process inherits the variables of the shell, which is task 0 of one or more tasks. srun sets SLURM_PTY_PORT
+    with --pty only, but a step started in the shell inherits it. So this function also checks that Slurm's task
+    (SLURM_TASK_PID, srun(1)) is another process than this one and has a terminal, like a shell.
     """
     task = environ.get("SLURM_TASK_PID", "unknown")
     if "SLURM_PTY_PORT" not in environ or environ.get("SLURM_PROCID") != "0" or task == str(os.getpid()):
         return False
     try:
         return of_process(task)[1][TERMINAL] != "0"
-    except (OSError, IndexError):  # the shell has ended, or a container does not show it
+    except (OSError, IndexError):  # the shell has ended, or a container hides it
         return True
 
 
 def placement(environ: Mapping[str, str] = os.environ) -> Placement | None:
-    """Return the place of this process by its launcher's word, or None for a process started by hand.
+    """Return the place of this process according to its launcher; None if it was started by hand.
 
-    A variable that makes no sense counts as not there.
+    A malformed variable counts as not set.
     """
     names = launcher(environ)
     if names is None:
@@ -142,11 +142,11 @@ def _read(environ: Mapping[str, str], name: str, convert: Callable[[str], T]) ->
         return None
 
 
-# -- the launcher beside MPI -------------------------------------------------------------------------
+# -- comparison of the launcher with MPI -------------------------------------------------------------
 
 
 class Seen(NamedTuple):
-    """One rank's place: by MPI, and by its launcher (`told`)."""
+    """One rank's place according to MPI, and according to its launcher (`told`)."""
 
     rank: int
     size: int
@@ -155,7 +155,7 @@ class Seen(NamedTuple):
     told: Placement | None
 
 
-# The meaning of a difference between the launcher and MPI. MPI's local size comes from MPI_COMM_TYPE_SHARED.
+# Explanations of differences between the launcher and MPI. MPI's local size comes from MPI_COMM_TYPE_SHARED.
 MEANINGS = {
     "size": "the job has been put together of several programs, or is a part of what was started (MPI_Comm_spawn)",
     "rank": "MPI has given the ranks an order of its own",
@@ -166,7 +166,7 @@ MEANINGS = {
 
 
 def disagreements(ranks: Sequence[Seen]) -> list[str]:
-    """Return the differences between the launcher and MPI on the ranks of a job, each with its meaning."""
+    """Return the differences between the launcher and MPI on the ranks of a job, each with an explanation."""
     found = []
     for what, meaning in MEANINGS.items():
         apart = [
@@ -180,5 +180,5 @@ def disagreements(ranks: Sequence[Seen]) -> list[str]:
             name = what.replace("_", " ")
             found.append(f"{name} of rank {rank}: {told} says the launcher, {by_mpi} says MPI{more}: {meaning}")
         if apart and what == "local_size":
-            break  # the local ranks differ for the same reason
+            break  # local ranks differ for the same reason
     return found

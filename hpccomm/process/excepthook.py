@@ -1,4 +1,4 @@
-"""An uncaught exception on one rank ends the whole job, with its traceback; otherwise the other ranks would hang."""
+"""End the whole job after an uncaught exception on one rank; otherwise the other ranks would hang."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from typing import Any
 from .. import errors
 from .proc import MAPPED_LATER, take_names_away
 
-PATIENCE = 3.0  # seconds for ranks that Ctrl-C finds inside MPI to say where they are
+PATIENCE = 3.0  # seconds for ranks that Ctrl-C interrupts inside MPI to report their place
 PACKAGE = os.path.dirname(errors.__file__) + os.sep
 
 
 class AbortOnException:
-    """A sys.excepthook that ends the whole job, with the traceback visible."""
+    """A sys.excepthook that prints the traceback and ends the whole job."""
 
     def __init__(self) -> None:
         self._previous: Any = None
@@ -30,13 +30,13 @@ class AbortOnException:
         self.at_the_end: Callable[[str], object] | None = None  # called with the exception's text
 
     def install(self, size: int) -> None:
-        """Replace sys.excepthook, if there are other ranks and nobody is typing."""
+        """Replace sys.excepthook if there are other ranks and Python is not interactive."""
         interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive)
         if size > 1 and not interactive and aborts_on_exception():
             self._previous, sys.excepthook, self._pid = sys.excepthook, self, os.getpid()
 
     def take_the_place_back(self) -> None:
-        """Let a hook that the program has installed since then print, and no more than that."""
+        """Become sys.excepthook again; a hook that the program has installed meanwhile only prints."""
         if self._previous is not None and sys.excepthook is not self:
             self._previous, sys.excepthook = sys.excepthook, self
 
@@ -44,12 +44,12 @@ class AbortOnException:
         """Put the previous hook back."""
         if sys.excepthook is self:
             sys.excepthook = self._previous
-        self._pid = 0  # torch.distributed's hook, if there is one, still calls it
+        self._pid = 0  # torch.distributed's hook, if installed, still calls this one
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """Print as the previous hook does, then end every rank; a forked process only prints.
 
-        What several ranks of a node would print alike is printed once.
+        Equal texts of several ranks of a node are printed once.
         """
         import traceback
 
@@ -58,15 +58,15 @@ class AbortOnException:
         from .stderr import tell
         from .together import Words, said_once
 
-        previous, self._previous = self._previous, sys.__excepthook__  # it may call this one again, torch's does
+        previous, self._previous = self._previous, sys.__excepthook__  # it may call this one again, as torch's does
         lines = ""
         try:
             if previous is sys.__excepthook__ and os.getpid() == self._pid:
                 lines = "".join(traceback.format_exception(kind, error, _without_refusing(error, trace)))
             else:
                 previous(kind, error, trace)
-        except Exception:  # a broken hook of the program's must not keep the job from ending
-            with contextlib.suppress(Exception):  # nor must a closed stderr
+        except Exception:  # the job must end even if the program's hook is broken
+            with contextlib.suppress(Exception):  # or stderr is closed
                 traceback.print_exception(kind, error, trace)
         if os.getpid() != self._pid or _goes_on():
             if lines:
@@ -79,7 +79,7 @@ class AbortOnException:
         with said_once(Words(lines, f"hpccomm: {kind.__name__} on {{ranks}} ends the job{hint}")) as texts:
             for text in texts:
                 tell(text)
-            if isinstance(sys.stderr, io.StringIO):  # torch's collects what is printed, to print it later
+            if isinstance(sys.stderr, io.StringIO):  # torch's hook collects the output to print it later
                 collected, sys.stderr = sys.stderr, sys.__stderr__
                 print(collected.getvalue(), end="", file=sys.stderr)
                 collected.truncate(0)
@@ -91,7 +91,7 @@ class AbortOnException:
 
 
 def _without_refusing(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the frames of hpccomm at its end, where these have refused an argument."""
+    """Return the traceback; if hpccomm refused an argument, without hpccomm's frames at its end."""
     entries: list[TracebackType] = []
     while trace is not None:
         entries.append(trace)
@@ -106,16 +106,16 @@ def _without_refusing(error: BaseException, trace: TracebackType | None) -> Trac
 
 
 def _raises(entry: TracebackType) -> bool:
-    """Whether a `raise` has begun the exception there, and not a fault in what was called."""
+    """Whether a `raise` statement of this frame raised the exception, rather than a function that it called."""
     import dis
 
     return entry.tb_frame.f_code.co_code[entry.tb_lasti] == dis.opmap["RAISE_VARARGS"]
 
 
 def _goes_on() -> bool:
-    """Whether the program is still running: C code has printed an exception, and no more (Cython's ``__dealloc__``).
+    """Whether the program still runs because C code has only printed an exception (Cython's ``__dealloc__``).
 
-    What calls the hook by its name is no such code: it runs the program, as ``coverage run`` does, which has ended.
+    Python code that calls ``sys.excepthook`` by its name, as ``coverage run`` does, runs a program that has ended.
     """
     frame, is_called = sys._getframe(1), False
     while frame.f_back is not None:
@@ -126,7 +126,7 @@ def _goes_on() -> bool:
 
 
 def _at_the_end_of_a_block(trace: TracebackType | None) -> str:
-    """Return a clause for the end of a `with` block, which Python's traceback shows as its beginning; otherwise ""."""
+    """Return a clause if the error came from the end of a `with` block (Python shows its first line); otherwise ""."""
     from traceback import walk_tb
 
     codes = (frame.f_code for frame, _ in walk_tb(trace))
@@ -136,7 +136,7 @@ def _at_the_end_of_a_block(trace: TracebackType | None) -> str:
 
 
 def _arguments_taken(error: BaseException) -> str:
-    """Return the names of the arguments of a function of hpccomm that was given another one, mpi4py's ``root=`` say."""
+    """Return the argument names of a function of hpccomm that got an unknown one, such as mpi4py's ``root=``."""
     refused = re.match(r"(\w+)\(\) got an unexpected keyword argument", str(error))
     function = getattr(sys.modules[errors.__package__], refused[1], None) if refused else None
     if not inspect.isfunction(function):
@@ -145,12 +145,12 @@ def _arguments_taken(error: BaseException) -> str:
 
 
 def aborts_on_exception() -> bool:
-    """Whether an exception on one rank, or a status, ends the job: the user may not want that."""
+    """Whether an exception or an exit status of one rank ends the job (HPCCOMM_ABORT_ON_EXCEPTION)."""
     return os.environ.get("HPCCOMM_ABORT_ON_EXCEPTION", "1") != "0"
 
 
 def end_with(end: SystemExit, where: str = " inside `with` of the world") -> None:
-    """End every rank with the status of a SystemExit, unless that is 0 or HPCCOMM_ABORT_ON_EXCEPTION is."""
+    """End every rank with the status of a SystemExit, unless the status or HPCCOMM_ABORT_ON_EXCEPTION is 0."""
     status = end.code if isinstance(end.code, int) else int(end.code is not None)
     if not status & 0xFF or not aborts_on_exception():
         return

@@ -1,19 +1,19 @@
-"""Slurm's short form of a list of hosts, ``node[01-03,7],gpu5``, and of numbers along it, ``2(x3),1``."""
+"""Slurm's short forms: a list of hosts, ``node[01-03,7],gpu5``, and one number per host, ``2(x3),1``."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
 
-MOST = 256 * 1024  # as in Slurm (hostlist.c, MAX_RANGES): a list that is longer is a mistake
+MOST = 256 * 1024  # as in Slurm (hostlist.c, MAX_RANGES): a longer list is a mistake
 
 
 def expand(text: str) -> tuple[str, ...]:
-    """Return the hosts that `text` stands for, in its order; ValueError if it is malformed.
+    """Return the hosts of a list in order; ValueError if it is malformed.
 
-    The grammar is that of Slurm's src/common/hostlist.c: parts divided by commas outside brackets; in a part any number
-    of brackets, each with numbers and ranges, whose width is that of the first number; text before, between and
-    after them.
+    The grammar is that of Slurm's src/common/hostlist.c: commas outside brackets divide the text into parts. A part has
+    any number of brackets, with text before, between and after them. A bracket has numbers and ranges; the first
+    number of a range sets the width.
     """
     hosts: list[str] = []
     for part in _split(text):
@@ -25,7 +25,7 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def _split(text: str) -> list[str]:
-    """Cut at the commas that are not in brackets."""
+    """Split at the commas outside brackets."""
     if re.search(r"\[[^\]]*(\[|$)|^[^\[]*\]|\][^\[]*\]", text):
         raise ValueError(f"{text[:80]!r} has a bracket without its other half")
     parts = re.findall(r"(?:\[[^\]]*\]|[^,\[\]])+", text)
@@ -54,7 +54,7 @@ def _numbers(ranges: str, part: str) -> Iterator[str]:
 
 def fold(hosts: Sequence[str]) -> str:
     """Return the short form of a list of hosts; `expand` undoes it."""
-    runs: list[tuple[str, list[list[str]]]] = []  # (what is before the number, [[first, last], ...])
+    runs: list[tuple[str, list[list[str]]]] = []  # (text before the number, [[first, last], ...])
     for host in hosts:
         digits = (re.search(r"\d*$", host) or [""])[0]
         before = host[: len(host) - len(digits)]
@@ -76,7 +76,7 @@ def _folded(before: str, ranges: list[list[str]]) -> str:
 
 
 def repeated(text: str) -> tuple[int, ...]:
-    """Return the numbers that ``2(x3),1`` stands for: 2, 2, 2, 1; ValueError if it is malformed."""
+    """Return the numbers of a text such as ``2(x3),1``: 2, 2, 2, 1; ValueError if it is malformed."""
     numbers: list[int] = []
     for piece in text.split(","):
         found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", piece)

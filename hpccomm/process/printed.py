@@ -1,4 +1,4 @@
-"""What this process has printed: read by the launcher before the job ends."""
+"""This process's output: the launcher must read it before the job ends."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ LONGEST_WAIT = 1.0  # seconds
 
 
 def let_launcher_read() -> None:
-    """Wait until mpiexec has taken what this process has printed: MPI_Abort may throw the rest away."""
+    """Wait until mpiexec has read this process's output: MPI_Abort may discard the rest."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # closed, replaced by something without a file, not a pipe
+        with contextlib.suppress(Exception):  # closed, replaced by an object without a file, or not a pipe
             stream.flush()
             give_up = time.monotonic() + LONGEST_WAIT
             while _unread(stream.fileno()) and time.monotonic() < give_up:
                 time.sleep(0.01)
-    time.sleep(0.1)  # from mpiexec's agent on this node to mpiexec itself
+    time.sleep(0.1)  # mpiexec's agent on this node passes the output to mpiexec
 
 
 @contextlib.contextmanager
 def launchers_stderr() -> Iterator[TextIO | None]:
-    """Give the stderr of Open MPI's launcher, which does not read from the ranks any more after Ctrl-C; or None."""
+    """Yield the stderr of Open MPI's launcher, which no longer reads the ranks' output after Ctrl-C; or None."""
     stream = None
     if "PRTE_LAUNCHED" in os.environ:
-        with contextlib.suppress(OSError):  # it is gone, or its stderr is a socket
+        with contextlib.suppress(OSError):  # the launcher has ended, or its stderr is a socket
             stream = open(f"/proc/{os.getppid()}/fd/2", "w", encoding="utf-8")  # noqa: SIM115
     try:
         yield stream
@@ -42,17 +42,17 @@ def launchers_stderr() -> Iterator[TextIO | None]:
 
 
 def let_go_of_output() -> None:
-    """Print nowhere from now on, a moment before this process ends at the same time as the others.
+    """Discard all output from now on; called just before this process and the others end.
 
-    MPICH's mpiexec (hydra's pmip.c) kills the others as soon as one process has ended without finalizing, and then
-    returns 9 for those whose end it sees while it reads what processes print. When all have let go of its pipes it no
-    longer reads, and takes the statuses as they are.
+    MPICH's mpiexec (hydra's pmip.c) kills the other processes as soon as one has ended without finalizing. It then
+    returns 9 for each process whose end it sees while it reads output. Once all processes have closed its pipes it no
+    longer reads, and returns their own statuses.
     """
     with contextlib.suppress(OSError):
         pipes = [found for file in (1, 2) if stat.S_ISFIFO((found := os.fstat(file)).st_mode)]
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for file in map(int, os.listdir("/proc/self/fd")):
-            with contextlib.suppress(OSError):  # the listing's own
+            with contextlib.suppress(OSError):  # the descriptor of the listing itself
                 if any(os.path.samestat(os.fstat(file), pipe) for pipe in pipes):
                     os.dup2(nowhere, file)
 

@@ -1,7 +1,7 @@
-"""Settings: the environment variables HPCCOMM_*, read once and the same on every rank.
+"""Settings: the environment variables HPCCOMM_*, read once and equal on every rank.
 
-Ranks have to decide alike, and not every launcher hands variables to all nodes (Open MPI's does not). So rank 0's are
-everybody's. A property of a rank's own machine is true only if it is on all ranks.
+Ranks must make equal decisions, but not every launcher passes variables to all nodes (Open MPI's does not). So all
+ranks use rank 0's variables. A property of a rank's machine counts as true only if it is true on all ranks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .. import native
 from .stderr import tell
 from .tuning import Tuning, tuning
 
-# docs/guide/launching.md has a row for each.
+# docs/guide/launching.md describes each of them.
 VARIABLES = {
     *(
         "HPCCOMM_ABORT_ON_EXCEPTION",
@@ -38,22 +38,22 @@ class Settings(NamedTuple):
     """The settings of a job, from the variables of docs/guide/launching.md."""
 
     tuning: Tuning = Tuning()  # HPCCOMM_TUNING, HPCCOMM_SEGMENT_BYTES
-    cuda_aware: bool = False  # whether MPI gets pointers to GPU memory: HPCCOMM_CUDA_AWARE, or MPI's word on all ranks
+    cuda_aware: bool = False  # whether MPI gets GPU pointers: HPCCOMM_CUDA_AWARE, or MPI's own answer on all ranks
     intra_node: str = "0"  # HPCCOMM_INTRA_NODE
     blocking_wait: bool = False  # HPCCOMM_BLOCKING_WAIT
     debug: str = "OFF"  # HPCCOMM_DEBUG
-    timeout: float | None = None  # HPCCOMM_TIMEOUT: seconds, where the program does not say it
-    on_timeout: str = "abort"  # HPCCOMM_ON_TIMEOUT, likewise
+    timeout: float | None = None  # HPCCOMM_TIMEOUT: seconds, unless the program sets a timeout
+    on_timeout: str = "abort"  # HPCCOMM_ON_TIMEOUT, unless the program sets it
     trace: str = "0"  # HPCCOMM_TRACE
     trace_size: int = 2000  # HPCCOMM_TRACE_SIZE
-    debug_dir: str = ""  # of this run alone, in HPCCOMM_DEBUG_DIR
+    debug_dir: str = ""  # this run's own folder in HPCCOMM_DEBUG_DIR
     watchdog: bool = True  # HPCCOMM_WATCHDOG
     gpu_provider: str = ""  # HPCCOMM_GPU_PROVIDER
-    keeps_reports: bool = False  # whether HPCCOMM_DEBUG_DIR is set: ranks that something else ends write theirs, too
+    keeps_reports: bool = False  # whether HPCCOMM_DEBUG_DIR is set: ranks killed by a signal also write reports
 
 
 def read(environ: Mapping[str, str] = os.environ, folder: str = "") -> Settings:
-    """Return the settings of this process's environment; ValueError names the variable that makes no sense."""
+    """Return the settings of this process's environment; ValueError names a malformed variable."""
     return Settings(
         tuning=tuning(environ),
         cuda_aware=_one_of(environ, "HPCCOMM_CUDA_AWARE", ("0", "1")) == "1",
@@ -72,21 +72,21 @@ def read(environ: Mapping[str, str] = os.environ, folder: str = "") -> Settings:
 
 
 def agreed(comm: Any, is_cuda_aware: Callable[[], bool], environ: Mapping[str, str] = os.environ) -> Settings:
-    """Return the settings of the ranks of an MPI communicator; every rank calls it.
+    """Return rank 0's settings on every rank of an MPI communicator; collective.
 
-    They are rank 0's, and so is an error, which is raised on every rank. Each rank says whether it has the compiled
-    extension, and, where ``HPCCOMM_CUDA_AWARE`` is not set on rank 0, what `is_cuda_aware` returns.
+    An error of rank 0 is raised on every rank. Each rank also reports whether it has the compiled extension and, if
+    ``HPCCOMM_CUDA_AWARE`` is not set on rank 0, the result of `is_cuda_aware`.
     """
     global _run
     found: Settings | Exception | None = None
     if comm.Get_rank() == 0:
-        if not _run:  # it is the first time
+        if not _run:  # the first call
             for text in unknown(environ):
                 tell(f"hpccomm: {text}")
         try:
             folder = os.path.join(debug_dir(environ), _run or f"run-{os.urandom(4).hex()}")
             found = read(environ, folder)
-        except Exception as error:  # whatever it is, the others are waiting
+        except Exception as error:  # any error: the other ranks are waiting
             found = error
     agreed_on, asks = comm.bcast((found, not environ.get("HPCCOMM_CUDA_AWARE", "").strip()))
     if isinstance(agreed_on, Exception):
@@ -94,7 +94,7 @@ def agreed(comm: Any, is_cuda_aware: Callable[[], bool], environ: Mapping[str, s
     settings: Settings = agreed_on
     _run = os.path.basename(settings.debug_dir)
     if settings.gpu_provider != environ.get(GPU_PROVIDER, "").strip():
-        os.environ[GPU_PROVIDER] = settings.gpu_provider  # it is read at the first GPU array
+        os.environ[GPU_PROVIDER] = settings.gpu_provider  # read at the first GPU array
     compiled, cuda_aware = zip(*comm.allgather((native.fastpath is not None, asks and is_cuda_aware())), strict=True)
     if not all(compiled):
         settings = settings._replace(tuning=settings.tuning._replace(node_bytes=0))
@@ -102,7 +102,7 @@ def agreed(comm: Any, is_cuda_aware: Callable[[], bool], environ: Mapping[str, s
 
 
 def unknown(environ: Mapping[str, str]) -> list[str]:
-    """Return a warning for each variable that looks like one of hpccomm's and is none."""
+    """Return a warning for each unknown variable whose name begins with HPCCOMM_."""
     found = sorted(name for name in environ if name.startswith("HPCCOMM_") and name not in VARIABLES)
     if not found:
         return []
@@ -113,7 +113,7 @@ def unknown(environ: Mapping[str, str]) -> list[str]:
 
 
 def gpu_provider(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the module that takes CuPy's place, or ""; ValueError if it is neither hpccomm's nor of its tests."""
+    """Return the module that replaces CuPy, or ""; ValueError if it belongs neither to hpccomm nor to its tests."""
     said = environ.get(GPU_PROVIDER, "").strip()
     if said and not said.startswith(("hpccomm.", "tests.")):
         raise ValueError(
@@ -149,19 +149,19 @@ def _size(environ: Mapping[str, str], name: str, default: int) -> int:
     return int(said)
 
 
-_run = ""  # the name of this run's folder: rank 0 has drawn it
+_run = ""  # the name of this run's folder, drawn at random by rank 0
 
 
 def job_id(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the name that Slurm, Flux or PBS has given the job; "" where none of them has."""
+    """Return the job id of Slurm, Flux or PBS; "" outside of them."""
     return environ.get("SLURM_JOB_ID") or environ.get("FLUX_JOB_ID") or environ.get("PBS_JOBID") or ""
 
 
 def debug_dir(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the folder for reports of all runs: ``HPCCOMM_DEBUG_DIR``, or one named after the job."""
+    """Return the folder for reports of all runs: ``HPCCOMM_DEBUG_DIR``, or a folder named after the job."""
     try:
         here = os.getcwd()
-    except OSError:  # it has been removed
+    except OSError:  # the folder has been removed
         from tempfile import gettempdir
 
         here = gettempdir()
@@ -170,7 +170,7 @@ def debug_dir(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def folder_at_start(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the folder for reports of this run: a guess before the ranks have met, and agreed on it."""
+    """Return the folder for reports of this run; before the ranks have agreed on its name, a guess."""
     step, restart = environ.get("SLURM_STEP_ID"), environ.get("SLURM_RESTART_COUNT", "0")
     return os.path.join(debug_dir(environ), _run or f"run-{f'{step}-{restart}' if step else _launcher()}")
 
@@ -179,14 +179,14 @@ LAUNCHERS = ("hydra", "mpiexec", "mpirun", "prte", "orted", "pmi_proxy", "slurms
 
 
 def _launcher() -> str:
-    """Name the launcher's process, which the ranks of a node have in common: by its number and when it began."""
+    """Name the launcher's process, common to the ranks of a node, by its start time and number."""
     from .proc import of_process
 
     pid, began = os.getppid(), time.time()
     with contextlib.suppress(OSError, ValueError, IndexError):  # only Linux has it
         name, fields = of_process(pid)
         above, the_other = name, fields
-        while not above.startswith(LAUNCHERS) and int(the_other[1]) > 1:  # a shell, numactl, a container may be between
+        while not above.startswith(LAUNCHERS) and int(the_other[1]) > 1:  # skip a shell, numactl or container
             number = int(the_other[1])
             above, the_other = of_process(number)
             if above.startswith(LAUNCHERS):

@@ -1,10 +1,10 @@
-"""Messages on stderr: each in one piece.
+"""Messages on stderr, each written in one piece.
 
-The lines of several ranks come together in one stream. Where Python does not buffer (``python -u``, PYTHONUNBUFFERED in
-many containers) `print` writes a line and its end separately, and another rank's line may come in between.
+Several ranks write to one stream. Without buffering (``python -u``, PYTHONUNBUFFERED in many containers) `print` writes
+a line and its newline separately, and another rank's line may come between them.
 
-A daemon thread that writes when the program ends holds the lock of stderr's buffer, and Python aborts if it can't flush
-that: so the buffer is passed by.
+Messages bypass stderr's buffer: a daemon thread that writes when the program ends holds the buffer's lock, and Python
+aborts if it can't flush the buffer.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import sys
 from collections.abc import Callable
 from typing import TextIO
 
-uncaptured: Callable[[], TextIO | None] = lambda: None  # pytest holds sys.stderr back: the plugin knows another one
+uncaptured: Callable[[], TextIO | None] = lambda: None  # pytest captures sys.stderr: the plugin sets this
 
 
 def tell(text: str, stream: TextIO | None = None) -> None:
-    """Write a line, or several, in one piece on `stream` (default: stderr), which may be broken."""
-    with contextlib.suppress(Exception):  # closed, or taken by the program and broken
+    """Write one or more lines to `stream` (default: stderr) in one piece; ignore errors."""
+    with contextlib.suppress(Exception):  # closed, or replaced by a broken object
         out = stream or sys.stderr
         out.flush()
         file = getattr(getattr(out, "buffer", None), "raw", None)
-        if file is None:  # without a buffer, or not a file
+        if file is None:  # no buffer, or not a file
             out.write(f"{text}\n")
             out.flush()
             return

@@ -1,7 +1,7 @@
-"""The last words of the ranks of a node that fail at the same time: equal ones are printed once, ``[ranks 0-3]``.
+"""Last messages of the ranks of a node that fail at the same time: equal ones are printed once, ``[ranks 0-3]``.
 
-The first rank that fails listens on a socket for a moment, in which the others of its node send it what they have to
-say. It prints all of it, and answers; who gets no answer prints by itself. MPI is not called: it may be broken.
+The first rank that fails listens on a socket for a moment, and other ranks of the node send it their messages. It
+prints all of them and answers; a rank that gets no answer prints its own. No MPI calls: MPI may be broken.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from .environment import placement
 from .proc import of_process
 from .settings import LAUNCHERS, folder_at_start
 
-QUIET = 0.2  # seconds in which no other rank of the node has failed
-LOOK = 0.02  # seconds between two looks whether a rank has died
-LONGEST_ANSWER = 5.0  # seconds for the rank that prints
+QUIET = 0.2  # seconds without another failure on this node, after which the first rank prints
+LOOK = 0.02  # seconds between two checks for dead ranks
+LONGEST_ANSWER = 5.0  # seconds to wait for the rank that prints
 CREDENTIALS = struct.Struct("3i")  # process, user, group (unix(7), SO_PEERCRED)
 
 Value = TypeVar("Value", bound=Hashable)
 
 
 class Words(NamedTuple):
-    """What a rank has to say: lines that get the ranks in front, and a sentence in which ``{ranks}`` are named."""
+    """A rank's message: lines to print after a ``[rank 0]`` prefix, and a sentence with a placeholder ``{ranks}``."""
 
     lines: str
     sentence: str
 
     def of(self, names: str) -> str:
-        """Return the text to print, of ``ranks 0-3``."""
+        """Return the text to print for `names`, such as ``ranks 0-3``."""
         text = "".join(f"[{names}] {line}\n" for line in self.lines.splitlines())
         return text + self.sentence.replace("{ranks}", names)
 
 
 @contextlib.contextmanager
 def said_once(words: Words) -> Iterator[list[str]]:
-    """Give the texts that this rank is to print in the block: of all ranks of the node that fail now, or none.
+    """Yield the texts to print in the block: on one failing rank of the node those of all, on the others none.
 
-    The other ranks go on when the block has ended.
+    The other ranks continue when the block has ended.
     """
     rank = errors._rank
     mine = [words.of(f"rank {rank}")]
@@ -55,7 +55,7 @@ def said_once(words: Words) -> Iterator[list[str]]:
             listener = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             listener.bind(address)
             listener.listen(1 << 12)
-        except (OSError, AttributeError):  # another rank has been faster, or there are no such sockets
+        except (OSError, AttributeError):  # another rank was first, or the system lacks such sockets
             listener = None
         if not isinstance(rank, int):
             yield mine
@@ -64,28 +64,28 @@ def said_once(words: Words) -> Iterator[list[str]]:
             by_words = ranks_by_value(sorted(said))
             yield [each.of(ranks_in_words(ranks)) for each, ranks in by_words.items()] if len(said) > 1 else mine
             for connection in connections:
-                with contextlib.suppress(OSError):  # it has died
+                with contextlib.suppress(OSError):  # the other rank has died
                     connection.send(b"!")
         else:
             yield [] if _is_said_by_another(address, rank, words) else mine
 
 
 def _without_rank(rank: int, words: Words) -> Words:
-    """Return the words without what tells this rank from others: the end of hpccomm's messages."""
+    """Remove the rank from the end of hpccomm's messages, so that equal messages compare equal."""
     return Words(words.lines.replace(f" (rank {rank})", ""), words.sentence)
 
 
 def _collect(
     listener: socket.socket, rank: int, words: Words, opened: contextlib.ExitStack
 ) -> tuple[list[tuple[int, Words]], list[socket.socket]]:
-    """Return what ranks of this node say, until all have, or none has for a moment; and the connections to them."""
+    """Collect messages until all ranks of this node have sent one or `QUIET` is over; return them and connections."""
     place, connections = placement(), []
     expected = place.local_size if place is not None else None
     said = [(rank, _without_rank(rank, words))]
     until = time.monotonic() + QUIET
     while len(said) != expected and _are_there(expected) and (left := until - time.monotonic()) > 0:
         listener.settimeout(min(left, LOOK))
-        with contextlib.suppress(OSError, ValueError, TypeError):  # nobody has come, or it has died
+        with contextlib.suppress(OSError, ValueError, TypeError):  # no rank has connected, or it has died
             connection = opened.enter_context(listener.accept()[0])
             connection.settimeout(QUIET)
             if _user_of(connection) == os.getuid():
@@ -98,7 +98,7 @@ def _collect(
 
 
 def _are_there(expected: int | None) -> bool:
-    """Whether all ranks of this node are, as far as one can see: when one has died the launcher ends the others."""
+    """Whether all ranks of this node seem to be alive: when one has died, the launcher ends the others."""
     parent, states = os.getppid(), []
     with contextlib.suppress(OSError):
         if expected is not None and of_process(parent)[0].startswith(LAUNCHERS):
@@ -110,7 +110,7 @@ def _are_there(expected: int | None) -> bool:
 
 
 def _is_said_by_another(address: str, rank: int, words: Words) -> bool:
-    """Send the words to the rank that collects; return whether it has printed them."""
+    """Send the message to the collecting rank; return whether that rank has printed it."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(LONGEST_ANSWER)
         connection.connect(address)
@@ -127,7 +127,7 @@ def _user_of(connection: socket.socket) -> int:
 
 
 def ranks_in_words(ranks: Iterable[int]) -> str:
-    """Return ``rank 3``, ``ranks 0-2, 5``."""
+    """Return ``rank 3`` or ``ranks 0-2, 5``."""
     spans: list[list[int]] = []
     for rank in sorted(ranks):
         if spans and spans[-1][-1] == rank - 1:
@@ -139,7 +139,7 @@ def ranks_in_words(ranks: Iterable[int]) -> str:
 
 
 def ranks_by_value(pairs: Iterable[tuple[int, Value]]) -> dict[Value, list[int]]:
-    """Return the ranks that have each value, from pairs of a rank and its value."""
+    """Return the ranks of each value, from pairs (rank, value)."""
     ranks_of: dict[Value, list[int]] = {}
     for rank, value in pairs:
         ranks_of.setdefault(value, []).append(rank)

@@ -1,7 +1,7 @@
-"""Tuning: the sizes that decide how an operation is done.
+"""Tuning: the message sizes that select an operation's algorithm.
 
 ``hpccomm bench --tune FILE`` measures a machine and writes its table; ``HPCCOMM_TUNING=FILE`` makes programs use it.
-The ranks of a job have to decide alike, so rank 0's table is everybody's.
+The ranks of a job must select the same algorithms, so all use rank 0's table.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 SMALLEST_CHUNK_BYTES = 64
 NEVER = 1 << 62  # as a threshold
-CAN_BE_NONE = ("node_bytes",)  # a limit: 0 is none
+CAN_BE_NONE = ("node_bytes",)  # an upper limit, which may be 0
 
 
 class Tuning(NamedTuple):
@@ -20,19 +20,19 @@ class Tuning(NamedTuple):
 
     segment_bytes: int = 2 << 20  # mpi/segments.py
     single_copy_bytes: int = 32 << 20  # mpi/single_copy.py
-    reduce_scatter_bytes: int = 32 << 20  # a larger input of a blocking reduce_scatter_single goes in pieces
+    reduce_scatter_bytes: int = 32 << 20  # a blocking reduce_scatter_single splits a larger input
     thread_bytes: int = 1 << 20  # mpi/communication_thread.py
     shared_bytes: int = 256 << 10  # mpi/shared_memory.py
-    shared_chunk_bytes: int = 512 << 10  # there: should stay in the cache of a core
-    node_bytes: int = 4 << 20  # of all parts together: native/node.h
-    node_reduction_bytes: int = 1 << 30  # there: of reductions
+    shared_chunk_bytes: int = 512 << 10  # mpi/shared_memory.py: should fit in a core's cache
+    node_bytes: int = 4 << 20  # all parts together: native/node.h
+    node_reduction_bytes: int = 1 << 30  # reductions: native/node.h
     direct_bytes: int = 8 << 10  # mpi/direct.py
 
 
 def tuning(environ: Mapping[str, str] = os.environ) -> Tuning:
     """Return the table of the file ``HPCCOMM_TUNING``; ``HPCCOMM_SEGMENT_BYTES`` overrides its `segment_bytes`.
 
-    ValueError says which of the two makes no sense, and why.
+    ValueError names the malformed variable and the reason.
     """
     chosen: dict[str, Any] = {}
     file = environ.get("HPCCOMM_TUNING")
@@ -44,7 +44,7 @@ def tuning(environ: Mapping[str, str] = os.environ) -> Tuning:
 
 
 def as_json(table: Tuning, measured: Mapping[str, Any]) -> str:
-    """Return the text of a tuning file; `measured` says on which machine and with which MPI."""
+    """Return the text of a tuning file; `measured` has the machine and the MPI library."""
     import json
 
     return json.dumps({**table._asdict(), "measured": measured}, indent=2) + "\n"
