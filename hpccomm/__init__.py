@@ -141,7 +141,7 @@ all_gather_into_tensor = all_gather_single
 reduce_scatter_tensor = reduce_scatter_single
 group = GroupMember
 
-# What a program need not use is imported when it does: each file is looked up and read by every rank of a job.
+# These names are imported at their first use, because every rank of a job looks up and reads each imported file.
 LATER = {
     name: module
     for module, names in {
@@ -311,7 +311,7 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """Return the public names, for completion: of the modules only those that are used by their names."""
+    """Return the public names for completion; of the submodules, only ``checkpoint``."""
     return [*__all__, "checkpoint", "__version__"]
 
 
@@ -319,7 +319,7 @@ if not TYPE_CHECKING:
     _later = attributes(__name__, LATER)
 
     def __getattr__(name: str) -> Any:
-        """Import what is used for the first time."""
+        """Import a name at its first use."""
         if name == "checkpoint":
             return import_module(f"{__name__}.checkpoint")
         if name in LATER:

@@ -1,7 +1,6 @@
-"""The exceptions hpccomm raises, and the words they share.
+"""hpccomm's exceptions, and parts of their messages.
 
-Mistakes in arguments are ``ValueError`` or ``TypeError``; everything that goes wrong in the
-communication itself is a :class:`DistError`.
+Wrong arguments raise ``ValueError`` or ``TypeError``; failures of the communication itself raise a :class:`DistError`.
 """
 
 from __future__ import annotations
@@ -10,16 +9,16 @@ from collections.abc import Sequence
 
 
 class DistError(RuntimeError):
-    """Base class of every error of the communication itself.
+    """Base class of all errors of the communication itself.
 
-    A transport gives the reason; the group that has called it adds the operation.
+    The transport gives the reason; the group adds the operation.
 
     Attributes
     ----------
     operation : str
-        Its name, ``"all_reduce"``; "" where it is no operation.
+        The name of the failed operation, ``"all_reduce"``; "" if no operation failed.
     number : int
-        Its number in its group, as `Work.sequence_number`; 0 where it has none.
+        Its `Work.sequence_number`; 0 if it has none.
     group : str
         The name of its group.
 
@@ -37,7 +36,7 @@ class DistError(RuntimeError):
         self.operation = operation
 
     def identify(self, operation: str, number: int, group: str) -> None:
-        """Add the operation, its number and its group, unless they are known."""
+        """Set the operation, its number and its group, unless they are set."""
         if not self.group:
             self.operation, self.number, self.group = operation, number, group
 
@@ -54,12 +53,12 @@ class DistBackendError(DistError):
 class RankFailedError(DistBackendError):
     """Ranks of the group have died, and MPI has survived it: :func:`hpccomm.shrink_group` makes a group of the others.
 
-    Or :func:`hpccomm.replace_failed` one in which spares have their places.
+    :func:`hpccomm.replace_failed` makes a group in which spares replace them.
 
     Attributes
     ----------
     ranks : tuple of int
-        The global ranks that are known to have died; empty if others have given the group up and named none.
+        The global ranks known to be dead; empty if another rank has given the group up without naming any.
     """
 
     def __init__(self, reason: str, ranks: Sequence[int] = (), operation: str = "") -> None:
@@ -68,7 +67,7 @@ class RankFailedError(DistBackendError):
 
 
 class TooFewSparesError(DistError):
-    """More ranks have died than spares are left, said on every survivor; :func:`hpccomm.shrink_group` needs none."""
+    """More ranks have died than spares are left; raised on every survivor. :func:`hpccomm.shrink_group` needs none."""
 
 
 class DistNetworkError(DistError):
@@ -84,25 +83,25 @@ class DistTimeoutError(DistError, TimeoutError):
 
 
 class UnsupportedOperationError(DistError, NotImplementedError):
-    """A backend does not implement the operation asked of it."""
+    """The backend does not implement the operation."""
 
 
 _rank: int | str | None = None
 
 
 def set_rank(rank: int | str | None) -> None:
-    """Name this process in messages from now on; `world` calls it at init (the rank) and destroy (None)."""
+    """Set the rank that messages name; `world` calls it at init (the rank) and at destroy (None)."""
     global _rank
     _rank = rank
 
 
 def on_rank() -> str:
-    """Return ``" (rank 2)"`` for the end of a message, or nothing before init."""
+    """Return ``" (rank 2)"`` for the end of a message; "" before init."""
     return "" if _rank is None else f" (rank {_rank})"
 
 
 def log_exception(text: str, *arguments: object) -> None:
-    """Log the exception that is being handled: there is nobody to raise it to."""
+    """Log the exception that is being handled, which can't be raised to any caller."""
     import logging
 
     logging.getLogger("hpccomm").exception(text, *arguments)

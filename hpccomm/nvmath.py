@@ -1,7 +1,7 @@
-"""The ranks of a group for ``nvmath.distributed``, NVIDIA's Fourier transforms and linear algebra over many GPUs.
+"""A group as the process group of ``nvmath.distributed``, NVIDIA's Fourier transforms and linear algebra on many GPUs.
 
-nvmath.distributed sets itself up over them, with small host arrays and objects; its libraries communicate by NCCL or
-NVSHMEM of their own::
+nvmath.distributed uses it only for its set-up, with small host arrays and objects; its libraries then communicate by
+their own NCCL or NVSHMEM::
 
     group = hc.init_process_group(device_id="auto")
     nvmath.distributed.initialize(group.device_id, hpccomm.nvmath.ProcessGroup(group), backends=["nccl"])
@@ -26,7 +26,7 @@ OPS = {Op.SUM: ReduceOp.SUM, Op.MIN: ReduceOp.MIN, Op.MAX: ReduceOp.MAX}
 
 
 class ProcessGroup(process_group.ProcessGroup):
-    """A group of hpccomm's as nvmath.distributed (1.0) wants one; its methods are nvmath's.
+    """A group of hpccomm with the methods that nvmath.distributed (1.0) calls.
 
     Parameters
     ----------

@@ -1,1 +1,1 @@
-"""The job as MPI sees it, beside the arrays: the library, who is in a group, which tags are ours, ranks that die."""
+"""The job as MPI sees it, without the arrays: the MPI library, members of a group, hpccomm's tags, dead ranks."""

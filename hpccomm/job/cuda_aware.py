@@ -1,4 +1,4 @@
-"""Whether the MPI library takes pointers to GPU memory: only if that is proven."""
+"""Find out whether the MPI library accepts pointers to GPU memory; without proof it does not."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from .mpi_library import path_of_library
 
 
 class CudaAwareness(NamedTuple):
-    """Whether the MPI library is proven to be CUDA-aware, and the reason to say so."""
+    """Whether the MPI library is proven to be CUDA-aware, and the evidence."""
 
     is_proven: bool
     reason: str
 
 
 def cuda_awareness(environ: Mapping[str, str] = os.environ) -> CudaAwareness:
-    """Return the word of ``HPCCOMM_CUDA_AWARE`` (0 or 1), or else the MPI library's own.
+    """Return the value of ``HPCCOMM_CUDA_AWARE`` (0 or 1); if it is not set, the MPI library's answer.
 
-    Open MPI and MPICH have ``int MPIX_Query_cuda_support(void)``, to be called after MPI_Init: whether the library was
-    built with CUDA and can use it here. A library without that function counts as not aware.
+    Open MPI and MPICH have ``int MPIX_Query_cuda_support(void)``. After MPI_Init it returns whether the library was
+    built with CUDA and can use it here. A library without that function counts as not CUDA-aware.
     """
     said = environ.get("HPCCOMM_CUDA_AWARE", "").strip()
     if said in ("0", "1"):
@@ -32,7 +32,7 @@ def cuda_awareness(environ: Mapping[str, str] = os.environ) -> CudaAwareness:
 
 
 def asked_of_the_library() -> CudaAwareness:
-    """Return the MPI library's own word."""
+    """Return the MPI library's own answer."""
     path = path_of_library("libmpi")
     if path is None:
         return CudaAwareness(False, "the MPI library's file was not found; HPCCOMM_CUDA_AWARE=1 if you know that it is")

@@ -1,9 +1,9 @@
-"""Ranks that have died, under an MPI with fault tolerance (ULFM, MPI-5 draft); without it, only `agree` does anything.
+"""Dead ranks under an MPI with fault tolerance (ULFM, MPI-5 draft); without it, only `agree` does anything.
 
-MPI reports a dead rank only to those who communicate with it. A survivor that waits for another one, which has left
-with the error, would wait for ever. So the first to learn of a death revokes the communicators of hpccomm that the dead
-rank is in, which wakes everybody who waits in them. A thread looks for deaths too: all others may be computing, or
-waiting in memory that ranks share.
+MPI reports a dead rank only to ranks that communicate with it. After such a rank has left with the error, other
+survivors could wait for it forever. So the first rank to learn of a death revokes hpccomm's communicators that contain
+the dead rank, which wakes all ranks that wait in them. A thread also checks for deaths, because the ranks may be
+computing, or waiting in shared memory.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ if TYPE_CHECKING:
     from .reserve import Reserve
 
 HOW_TO_START = "start the job with Open MPI's `mpirun --with-ft ulfm`"
-PAUSE = 0.1  # seconds between two looks for deaths
-LONGEST_NEWS = 5.0  # seconds until a rank that a death has disturbed knows who has died
+PAUSE = 0.1  # seconds between two checks for deaths
+LONGEST_NEWS = 5.0  # seconds to wait after an error until MPI names the dead ranks
 
-next_step = "shrink_group() makes a group of the ranks that are left"  # or replace_failed, where there are spares
+next_step = "shrink_group() makes a group of the ranks that are left"  # `Reserve` replaces it if there are spares
 reserves: weakref.WeakKeyDictionary[Any, Reserve] = weakref.WeakKeyDictionary()  # of worlds with spares
-unsafe_buffers: list[Any] = []  # buffers that MPI may still write to, because an operation on them has failed
+unsafe_buffers: list[Any] = []  # buffers of failed operations, kept alive because MPI may still write to them
 
 
 @functools.cache
 def is_on() -> bool:
-    """Return whether this job survives dead ranks: `mpirun --with-ft ulfm` sets the variable in every rank."""
+    """Return whether this job survives dead ranks: `mpirun --with-ft ulfm` sets the variable on every rank."""
     return os.environ.get("OMPI_MCA_mpi_ft_enable", "0").lower() in ("1", "true", "yes", "enabled")  # noqa: SIM112
 
 
 def prepare() -> None:
-    """Make MPI's end, before it starts, not wait for the dead: Open MPI 5.0 may do so for ever, in a barrier."""
+    """Before MPI starts, set that MPI_Finalize must not wait for dead ranks: Open MPI 5.0 may wait forever."""
     if is_on():
         os.environ.setdefault("OMPI_MCA_async_mpi_finalize", "1")
 
 
 class Watched:
-    """A communicator of hpccomm, and its parent: that of the group it serves; of a group's own, the world's.
+    """A communicator of hpccomm and its parent: a group's has the world's as parent, any other has its group's.
 
-    `members` are its ranks' numbers in MPI.COMM_WORLD.
+    `members` has its ranks' numbers in MPI.COMM_WORLD.
     """
 
     def __init__(self, comm: MPI.Intracomm, parent: Watched | None) -> None:
@@ -61,7 +61,7 @@ class Watched:
         self.is_revoked = False
 
     def is_part_of(self, other: Watched) -> bool:
-        """Return whether it is `other`, or a descendant of it."""
+        """Return whether it is `other` or a descendant of `other`."""
         return self is other or (self.parent is not None and self.parent.is_part_of(other))
 
     @property
@@ -70,7 +70,7 @@ class Watched:
         return self if self.parent is None else self.parent.world
 
     def revoke(self) -> None:
-        """Wake everybody who waits in it, on every rank, with an error. It can only be shrunk, and agreed in."""
+        """Make all waits in it fail, on every rank. Afterwards it allows only shrink and agree."""
         if not self.is_revoked:
             self.is_revoked = True
             self.comm.Revoke()
@@ -78,13 +78,13 @@ class Watched:
 
 _lock = threading.RLock()  # a communicator is not freed while it is being revoked
 _watched: list[Watched] = []
-_spares: dict[int, Any] = {}  # of `keep_spare`, by the handle of the group's communicator
+_spares: dict[int, Any] = {}  # the duplicates of `keep_spare`, by the handle of the group's communicator
 _thread: threading.Thread | None = None
 _stopping = threading.Event()
 
 
 def watch(comm: MPI.Intracomm, parent: MPI.Intracomm | None) -> None:
-    """Begin to watch a communicator; see `Watched` for its parent. Not collective."""
+    """Start watching a communicator; see `Watched` for its parent. Not collective."""
     global _thread
     if not is_on():
         return
@@ -95,7 +95,7 @@ def watch(comm: MPI.Intracomm, parent: MPI.Intracomm | None) -> None:
         if found not in _watched:
             _watched.append(found)
         found.parent = None if parent is None else _found(parent)
-        _revoke_with(_dead())  # one of its ranks may have died before
+        _revoke_with(_dead())  # one of its ranks may have died already
         if _thread is None and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
             _thread = threading.Thread(target=_look_for_deaths, name="hpccomm-failures", daemon=True)
             _thread.start()
@@ -103,7 +103,7 @@ def watch(comm: MPI.Intracomm, parent: MPI.Intracomm | None) -> None:
 
 
 def forget(comm: MPI.Intracomm) -> None:
-    """Watch a communicator and its descendants no longer: it is about to be freed, or has been given up."""
+    """Stop watching a communicator and its descendants, before it is freed or after it has been given up."""
     take_spare(comm)
     if not _watched:
         return
@@ -113,9 +113,9 @@ def forget(comm: MPI.Intracomm) -> None:
 
 
 def dead_ranks(comm: MPI.Intracomm | None, is_likely: bool) -> tuple[int, ...]:
-    """Return the global ranks that have died, of the world of `comm`, and wake everybody who waits for one.
+    """Return the global ranks that have died in the world of `comm`, and wake all ranks that wait for one of them.
 
-    `is_likely`: MPI's error is one that a death brings, so wait until MPI says which it is.
+    `is_likely`: MPI's error probably comes from a death, so wait until MPI names the dead rank.
     """
     give_up = time.monotonic() + (LONGEST_NEWS if is_likely else PAUSE)
     while True:
@@ -132,7 +132,7 @@ def dead_ranks(comm: MPI.Intracomm | None, is_likely: bool) -> tuple[int, ...]:
 
 
 def dead_members(comm: MPI.Intracomm) -> tuple[int, ...]:
-    """Return the ranks of `comm` that have died. MPI does not tell of them again where one receives from any rank."""
+    """Return the dead ranks of `comm`, and acknowledge them: receives from any rank no longer fail because of them."""
     if not is_on():
         return ()
     from mpi4py import MPI
@@ -147,14 +147,14 @@ def dead_members(comm: MPI.Intracomm) -> tuple[int, ...]:
 
 
 def is_death(error: MPI.Exception) -> bool:
-    """Return whether an error of MPI says that a rank has died."""
+    """Return whether MPI's error reports a dead rank."""
     from mpi4py import MPI
 
     return is_on() and error.Get_error_class() in (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING)
 
 
 def revoke(comm: MPI.Intracomm) -> None:
-    """Wake everybody who waits in `comm` or a descendant of it."""
+    """Revoke `comm` and its descendants, which wakes all ranks that wait in them."""
     with _lock:
         top = _found(comm)
         for each in _watched:
@@ -163,7 +163,7 @@ def revoke(comm: MPI.Intracomm) -> None:
 
 
 def translated(operation: str, error: Exception, comm: MPI.Intracomm | None) -> RankFailedError | None:
-    """Return the RankFailedError for an error of MPI in an operation on `comm`; None if nobody has died."""
+    """Return the RankFailedError for MPI's error in an operation on `comm`; None if no rank has died."""
     if not is_on():
         return None
     from mpi4py import MPI
@@ -172,13 +172,13 @@ def translated(operation: str, error: Exception, comm: MPI.Intracomm | None) -> 
         return None
     kind = error.Get_error_class()
     is_certain = kind in (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
-    # Open MPI 5.0 also reports MPI_ERR_OTHER at times, even before it knows of the death
+    # Open MPI 5.0 sometimes reports MPI_ERR_OTHER, even before it knows of the death
     ranks = dead_ranks(comm, is_certain or kind == MPI.ERR_OTHER)
     return rank_failed(operation, ranks) if ranks or is_certain else None
 
 
 def rank_failed(operation: str, ranks: tuple[int, ...]) -> RankFailedError:
-    """Return the error that names the dead ranks, and what to do."""
+    """Return the error with the dead ranks and the next step."""
     if ranks:
         who = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} {'have' if len(ranks) > 1 else 'has'} died"
     else:
@@ -188,7 +188,7 @@ def rank_failed(operation: str, ranks: tuple[int, ...]) -> RankFailedError:
 
 @contextlib.contextmanager
 def translating(operation: str, comm: MPI.Intracomm | None) -> Iterator[None]:
-    """Raise hpccomm's error in place of MPI's: RankFailedError when a rank has died, else DistBackendError."""
+    """Translate MPI's errors in the block: to RankFailedError if a rank has died, otherwise to DistBackendError."""
     from mpi4py import MPI
 
     try:
@@ -198,13 +198,13 @@ def translating(operation: str, comm: MPI.Intracomm | None) -> Iterator[None]:
 
 
 def backend_error(operation: str, error: MPI.Exception) -> DistBackendError:
-    """Return the error that the program should see for one of MPI, with MPI's text."""
+    """Return a DistBackendError with the text of MPI's error."""
     from mpi4py import MPI
 
     hint, text = "", error.Get_error_string().strip()
     if error.Get_error_class() == MPI.ERR_TRUNCATE:
         hint = "; an array here is smaller than what another rank sent: do sizes and dtypes agree on all ranks?"
-    elif "Too many communicators" in text:  # MPICH has 2048 for each process
+    elif "Too many communicators" in text:  # MPICH allows 2048 per process
         hint = (
             "; each group and grid uses up several of them: make one once and use it again, or destroy it when it is "
             "not needed any more: destroy_process_group(group), or a `with` block"
@@ -213,7 +213,7 @@ def backend_error(operation: str, error: MPI.Exception) -> DistBackendError:
 
 
 def shrink(comm: Any) -> tuple[Any, list[int]]:
-    """Return a communicator of the survivors of `comm`, and their ranks in `comm`; every survivor calls it."""
+    """Return a communicator of the survivors of `comm`, and their ranks in `comm`; collective over the survivors."""
     from mpi4py import MPI
 
     revoke(comm)
@@ -232,7 +232,7 @@ def shrink(comm: Any) -> tuple[Any, list[int]]:
 
 
 def survivors_of(comm: Any) -> tuple[Any, list[int]]:
-    """Return what `shrink` does, of a communicator that is not watched and has been revoked."""
+    """Do the same as `shrink` for a communicator that is not watched and has been revoked."""
     from mpi4py import MPI
 
     new = _shrunk(comm)
@@ -241,7 +241,7 @@ def survivors_of(comm: Any) -> tuple[Any, list[int]]:
 
 
 def dead_in(comm: Any) -> frozenset[int]:
-    """Return the ranks of a communicator that have died."""
+    """Return the dead ranks of a communicator."""
     from mpi4py import MPI
 
     failed, everybody = comm.Get_failed(), comm.Get_group()
@@ -275,10 +275,10 @@ def _shrunk(comm: Any) -> Any:
 
 
 def keep_spare(comm: Any, spare: Any = None) -> None:
-    """Duplicate a group's communicator for its communication thread, where the thread can't do it; collective.
+    """Duplicate a group's communicator for its communication thread if the thread can't do it; collective.
 
-    Where threads of a process make communicators at once, Open MPI 5.0 goes on with one only, until all its ranks have
-    come: the thread's and the program's could wait for each other on two ranks. And it does not notice a dead rank.
+    If two threads of a process make communicators, Open MPI 5.0 proceeds with only one until all its ranks have come:
+    on two ranks, thread and program could wait for each other. It also does not notice a dead rank there.
     """
     from mpi4py import MPI
 
@@ -290,14 +290,14 @@ def keep_spare(comm: Any, spare: Any = None) -> None:
 
 
 def take_spare(comm: Any) -> Any:
-    """Return the duplicate that `keep_spare` has made, once; None where there is none."""
+    """Remove and return the duplicate that `keep_spare` made; None if it made none."""
     from mpi4py import MPI
 
     return _spares.pop(MPI._handleof(comm), None)
 
 
 def agree(comm: MPI.Intracomm, flag: bool) -> bool:
-    """Return whether `flag` is true on all living ranks of `comm`, which may be revoked; all get the same answer."""
+    """Return whether `flag` is true on all living ranks; all get the same answer. `comm` may be revoked."""
     from mpi4py import MPI
 
     if not is_on():
@@ -308,7 +308,7 @@ def agree(comm: MPI.Intracomm, flag: bool) -> bool:
         comm.Ack_failed()
         try:
             return bool(comm.Agree(int(flag)))
-        except MPI.Exception as error:  # on every rank: one has died that not all had acknowledged
+        except MPI.Exception as error:  # raised on every rank: not all had acknowledged a death
             if error.Get_error_class() != MPI.ERR_PROC_FAILED:
                 raise
 

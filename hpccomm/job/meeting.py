@@ -1,4 +1,4 @@
-"""The meeting of all ranks at the end of a group, which can't be mistaken for a barrier of the program."""
+"""The meeting of all ranks at the end of a group, separate from the program's barriers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .tags import MEETING
 
 
 class Meeting:
-    """A dissemination barrier (Hensgen, Finkel and Manber 1988), of messages with a tag of their own.
+    """A dissemination barrier (Hensgen, Finkel and Manber 1988) by messages with their own tag.
 
-    In each round a rank tells another that it has come, twice as far away as in the round before: so every rank has
-    heard of all others after ceil(log2(size)) rounds, and whether all of them will free what they have together. No two
+    In each round a rank sends one message; the distance to its receiver doubles from round to round. After
+    ceil(log2(size)) rounds a rank knows that all have come, and whether all will free their shared resources. No two
     rounds have the same source, so one tag is enough.
     """
 
@@ -26,7 +26,7 @@ class Meeting:
 
     @property
     def absent(self) -> int | None:
-        """The rank that has not come, if this one knows: in the first round, the one before it."""
+        """The rank before this one if it has not come; None after the first round."""
         return (self._comm.Get_rank() - 1) % self._comm.Get_size() if self._distance == 1 else None
 
     def is_over(self) -> bool:

@@ -1,4 +1,4 @@
-"""The MPI library of this process: loading it, and the beginning and end of a group's communicator."""
+"""The MPI library of this process: load it, and make and free the communicators of groups."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from . import failures
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-LOOKS = 20  # that find no message, before there is none
-# When so few ranks have met, each has a message of every other; messages do not overtake each other (MPI-4.1 §3.5).
+LOOKS = 20  # empty probes after which no message is left
+# If so few ranks have met, each has a message from every other, and messages don't overtake each other (MPI-4.1 §3.5).
 FEW_LOOKS, FEW_RANKS = 4, 3
 
 
 def prepare() -> None:
-    """Set the MPI library's variables, before mpi4py.MPI is imported."""
+    """Set the MPI library's variables before mpi4py.MPI is imported."""
     failures.prepare()
     if not _has_infiniband():
-        # Open MPI 5.0's osc/ucx finds no device then, and each rank would say so, as an error, at its first window.
+        # Otherwise Open MPI 5.0's osc/ucx finds no device, and prints an error on each rank at its first window.
         os.environ.setdefault("OMPI_MCA_osc", "^ucx")
 
 
 def load() -> Any:
-    """Return mpi4py.MPI, whose import initialises MPI; DistBackendError says what to do where that fails."""
+    """Import mpi4py.MPI, which initialises MPI, and return it; DistBackendError with advice if that fails."""
     prepare()
     try:
         from mpi4py import MPI
@@ -38,8 +38,8 @@ def load() -> Any:
             "On a cluster: load the site's MPI module (`module load openmpi`, ...) before starting Python, or name the "
             "library with MPI4PY_LIBMPI=/path/to/libmpi.so. On a machine without MPI: pip install 'hpccomm[mpich]' "
             "(or [openmpi]), which carries one."
-        ) from None  # the message has what mpi4py says
-    if not MPI.Is_initialized():  # mpi4py.rc.initialize is off: who initialises MPI finalises it
+        ) from None  # the message contains mpi4py's error
+    if not MPI.Is_initialized():  # mpi4py.rc.initialize is off: hpccomm initialises MPI and must finalise it
         MPI.Init_thread()
         atexit.register(lambda: None if MPI.Is_finalized() else MPI.Finalize())
     if MPI.Is_finalized():
@@ -57,16 +57,16 @@ def _has_infiniband() -> bool:
 
 
 def is_finalized() -> bool:
-    """Return whether the program has ended MPI."""
+    """Return whether the program has finalised MPI."""
     from mpi4py import MPI
 
     return MPI.Is_finalized()
 
 
 def membership(comm: Any) -> dict[str, Any]:
-    """Return the fields of `Membership` of a new group of the ranks of `comm`, which is duplicated; all ranks call it.
+    """Return the fields of `Membership` for a new group on a duplicate of `comm`; collective.
 
-    TypeError if it is no intracommunicator, and the errors of `agreed`.
+    TypeError if `comm` is not an intracommunicator; also the errors of `agreed`.
     """
     from ..process.settings import agreed
     from .cuda_aware import asked_of_the_library
@@ -77,7 +77,7 @@ def membership(comm: Any) -> dict[str, Any]:
         raise TypeError(f"comm is {comm!r}; expected an mpi4py intracommunicator")
     take_names_away(MAPPED_AT_INIT)  # before the first wait: another rank may never come
     with failures.translating("making a group", comm):
-        # The methods of a subclass are the program's, and so are the functions that Dup calls to copy attributes.
+        # Not comm.Dup: a subclass may override methods, and Dup calls the program's functions that copy attributes.
         comm = private(mpi.Intracomm(comm).Split(0, comm.Get_rank()))
         try:
             failures.keep_spare(comm)
@@ -92,7 +92,7 @@ def membership(comm: Any) -> dict[str, Any]:
 
 
 def private(comm: Any, parent: MPI.Intracomm | None = None) -> Any:
-    """Return a new communicator as one of hpccomm's, whose failures are exceptions; see `Watched` for `parent`."""
+    """Set up a new communicator of hpccomm: MPI's errors are exceptions; see `Watched` for `parent`."""
     from mpi4py import MPI
 
     comm.Set_errhandler(MPI.ERRORS_RETURN)
@@ -109,7 +109,7 @@ def release(comm: MPI.Intracomm) -> None:
 def number_nodes(comm: MPI.Intracomm) -> tuple[tuple[int, ...], dict[int, int]]:
     """Return the node number of every rank, and the process number of each rank of this node.
 
-    The ranks of a node share memory (MPI_COMM_TYPE_SHARED). Processes of another namespace of numbers are left out.
+    The ranks of a node share memory (MPI_COMM_TYPE_SHARED). Processes in another PID namespace are left out.
     """
     from mpi4py import MPI
 
@@ -128,7 +128,7 @@ def number_nodes(comm: MPI.Intracomm) -> tuple[tuple[int, ...], dict[int, int]]:
 
 
 def namespace(kind: str) -> str:
-    """Return this process's namespace of a kind: containers of one node may have one each."""
+    """Return this process's Linux namespace of a kind: each container of a node may have its own."""
     try:
         return os.readlink(f"/proc/self/ns/{kind}")
     except OSError:  # only Linux has it
@@ -136,10 +136,10 @@ def namespace(kind: str) -> str:
 
 
 def free(comm: MPI.Intracomm, group: object, largest_tag: int, have_met: bool = False) -> list[str]:
-    """Free the communicator of `group`, when all its ranks are about to; return the warnings of dropped messages.
+    """Free the communicator of `group`; collective. Return warnings for dropped messages.
 
-    `have_met`: by messages on `comm`. MPI uses the context of a freed communicator for a later one: a message left on
-    it would be received there.
+    `have_met`: all ranks have just met by messages on `comm`. MPI reuses the context of a freed communicator: a message
+    left on it would be received on a later one.
     """
     from mpi4py import MPI
 
@@ -148,14 +148,14 @@ def free(comm: MPI.Intracomm, group: object, largest_tag: int, have_met: bool = 
     left: list[str] = []
     status, misses = MPI.Status(), 0
     looks = FEW_LOOKS if have_met and comm.Get_size() <= FEW_RANKS else LOOKS
-    while misses < looks:  # one look may find nothing although there is something: it lets MPI make progress
+    while misses < looks:  # a probe may miss a message, but makes progress
         message = comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
         if message is None:
             misses += 1
             continue
         message.Recv([bytearray(status.Get_count(MPI.BYTE)), MPI.BYTE])
         size, source, tag = status.Get_count(MPI.BYTE), status.Get_source(), status.Get_tag()
-        if tag <= largest_tag:  # of the program: hpccomm's own tags are above
+        if tag <= largest_tag:  # the program's: hpccomm's own tags are above
             left.append(f"{size} bytes from rank {source} with tag {tag}")
         elif OBJECTS <= tag <= OBJECTS + largest_tag:
             left.append(f"{size} bytes of objects from rank {source} with tag {tag - OBJECTS}")
@@ -173,7 +173,7 @@ def free(comm: MPI.Intracomm, group: object, largest_tag: int, have_met: bool = 
 
 
 def path_of_library(name: str, maps: str = "/proc/self/maps") -> str | None:
-    """Return the path of the loaded library `name` ("libmpi"); None where it is not known."""
+    """Return the path of the loaded library `name` ("libmpi"); None if unknown."""
     try:
         with open(maps, encoding="utf-8") as file:
             paths = [line.split(maxsplit=5)[5].strip() for line in file if "/" in line]

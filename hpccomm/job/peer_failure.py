@@ -1,7 +1,7 @@
-"""A survivor's last words, where MPI does not survive: a callback when the launcher says that a rank has died.
+"""Call a function on each survivor when the launcher reports a dead rank, under an MPI that does not survive it.
 
 MPICH's ``mpiexec -disable-auto-cleanup`` sends SIGUSR1 to every survivor. Handlers of Python's `signal` don't run while
-the main thread waits in MPI. faulthandler's run at once, in C, and write to a pipe, from which another thread reads.
+the main thread waits in MPI. faulthandler's handler runs at once, in C, and writes to a pipe that a thread reads.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ ENOUGH = 1 << 16  # bytes: more than one signal's worth
 
 
 class PeerFailures:
-    """Calls `callback` with the rank that has died, or None where it is not known.
+    """Call `callback` with the rank that has died, or None if unknown.
 
-    `processes` are the ids of the processes on this node, by rank.
+    `processes` has the process ids of the ranks on this node.
     """
 
     def __init__(self, callback: Callable[[int | None], object], processes: dict[int | None, int]) -> None:
@@ -48,7 +48,7 @@ class PeerFailures:
                 self._processes.pop(rank, None)
                 try:
                     self._callback(rank)
-                except Exception:  # there is nobody to raise it to
+                except Exception:  # no caller to raise it to
                     tell(f"hpccomm: on_peer_failure raised\n{traceback.format_exc().rstrip()}")
         os.close(self._news)
 

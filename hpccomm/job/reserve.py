@@ -1,9 +1,9 @@
-"""The reserve of a world: ranks that wait in init to take the places of ranks that die (ULFM only).
+"""The reserve of a world: spare ranks that wait in init to replace ranks that die (ULFM only).
 
-A communicator has both the world's ranks and the spares. The survivors revoke it, which calls the spares; all that live
-shrink it, and say which place of the world they have. The places of the dead are given to spares, and the new world is
-made: if another rank dies meanwhile, all of them drop it and begin again. A message to the spares instead lets them
-leave. A spare's own death disturbs nobody, for the world's communicators don't have it.
+One communicator has the world's ranks and the spares. Survivors revoke it, which wakes the spares. All living ranks
+shrink it, exchange their places in the world, give the places of the dead to spares, and make the new world. If another
+rank dies meanwhile, all drop that world and begin again. A message to a spare lets it leave instead. The death of a
+spare disturbs no other rank, because the world's communicators do not contain it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 World = TypeVar("World", bound="CanBeGivenUp")
 Result = TypeVar("Result")
 
-PAUSE = 0.01  # seconds between two looks of a spare
-LONGEST_FAREWELL = 5.0  # seconds that a spare has to hear that it may leave
+PAUSE = 0.01  # seconds between two polls of a spare
+LONGEST_FAREWELL = 5.0  # seconds for the spares to receive the message that lets them leave
 
 
 def chosen(nodes: Sequence[int], count: int) -> frozenset[int]:
-    """Return the ranks that become spares: the last one of each node in turn, beginning with the last node.
+    """Return the ranks that become spares: the last rank of each node, beginning with the last node.
 
-    `nodes` has the node of each rank. A second turn takes the last but one of each, and so on.
+    `nodes` has the node of each rank. A second pass takes the last but one of each node, and so on.
     """
     left = {node: [rank for rank, its in enumerate(nodes) if its == node] for node in sorted(set(nodes))}
     taken: list[int] = []
@@ -40,9 +40,9 @@ def chosen(nodes: Sequence[int], count: int) -> frozenset[int]:
 
 
 def placed(places: Sequence[int | None], size: int) -> tuple[dict[int, int], int]:
-    """Return the rank at each place of a world of this size, and how many places are left without one.
+    """Return the rank at each place of a world of `size` ranks, and the number of places that stay empty.
 
-    `places` has the place of each rank, or None. The first spare takes the first place that is empty.
+    `places` has the place of each rank; None marks a spare. The first spare takes the first empty place.
     """
     ranks = {place: rank for rank, place in enumerate(places) if place is not None}
     spares = [rank for rank, place in enumerate(places) if place is None]
@@ -51,14 +51,14 @@ def placed(places: Sequence[int | None], size: int) -> tuple[dict[int, int], int
 
 
 class CanBeGivenUp(Protocol):
-    """A world, whose class is above this file."""
+    """A world (a ProcessGroup, which this layer can't import)."""
 
     def give_up(self, ranks: Sequence[int], refusal: str) -> None:
-        """Free it without the other ranks."""
+        """Free the world without the other ranks."""
 
 
 class Reserve:
-    """The spare ranks of a world, as one rank of either kind sees them. Making it is collective over `comm`."""
+    """The spares of a world, on a rank of the world or a spare. The constructor is collective over `comm`."""
 
     def __init__(self, comm: Any, count: int) -> None:
         from mpi4py import MPI
@@ -66,26 +66,26 @@ class Reserve:
         from ..process.settings import agreed
         from .cuda_aware import asked_of_the_library
 
-        self.comm: Any = MPI.Intracomm(comm).Dup()  # not watched: the death of a spare is no failure of the world
+        self.comm: Any = MPI.Intracomm(comm).Dup()  # not watched: a spare's death is no failure of the world
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.comm.Set_name("hpccomm world and spares")
         self.settings = agreed(self.comm, lambda: asked_of_the_library().is_proven)
         self.nodes, self.processes = mpi_library.number_nodes(self.comm)
         self.spares = chosen(self.nodes, count)
         failures.next_step = "replace_failed() gives the places of the dead to spares"
-        self.replaced: tuple[int, ...] = ()  # ranks of the world, in the last call of `fill`
+        self.replaced: tuple[int, ...] = ()  # the world's ranks that the last call of `fill` replaced
 
     def begin(self) -> dict[str, Any]:
-        """Return the fields of the first world, or none on a spare; all ranks call it."""
+        """Return the fields of the first world, or {} on a spare; collective."""
         working = [rank for rank in range(self.comm.Get_size()) if rank not in self.spares]
         ranks = dict(enumerate(working))
         comm = self._split(ranks)
         return {} if comm is None else self._fields(comm, ranks)
 
     def wait(self) -> int | None:
-        """Wait as a spare; return None when called, or the status to end with when it is needed no more.
+        """Wait as a spare; return None when needed, or the exit status when no longer needed.
 
-        The watchdog knows this function: who is in it does not hang.
+        The watchdog knows this function: a rank inside it does not hang.
         """
         from mpi4py import MPI
 
@@ -98,16 +98,16 @@ class Reserve:
             except MPI.Exception as error:
                 if error.Get_error_class() == MPI.ERR_REVOKED:
                     return None
-                self.comm.Ack_failed()  # a rank has died: the survivors will call, if there are any
+                self.comm.Ack_failed()  # a rank has died; survivors, if any, will revoke
                 if len(self._dead() | self.spares) == self.comm.Get_size():
                     return 1
             time.sleep(PAUSE)
 
     def fill(self, place: int | None, size: int, make: Callable[[dict[str, Any]], World]) -> World | None:
-        """Give the places of the dead to spares; return what `make` makes of the fields of the new world.
+        """Give the places of the dead to spares; return the new world, made by `make` from its fields.
 
-        Every living rank calls it, with its place in the world and the world's size; a spare with None and 0, and gets
-        None if it stays one. TooFewSparesError on every rank of the world if there are not enough.
+        Every living rank calls it, with its place in the world and the world's size; a spare passes None and 0, and
+        gets None if it remains a spare. TooFewSparesError on every rank of the world if there are too few spares.
         """
         while True:
             self._shrink()
@@ -128,7 +128,7 @@ class Reserve:
                 made.give_up((), "has never been used, because another rank has died meanwhile")
 
     def dismiss(self, is_first: bool) -> None:
-        """Let the spares leave, at the end of the world: its first rank tells them, or all do where one has died."""
+        """Let the spares leave at the end of the world: its first rank sends, or all ranks send if one has died."""
         from mpi4py import MPI
 
         dead = self._dead()
@@ -136,7 +136,7 @@ class Reserve:
             return
         told = []
         for spare in self.spares - dead:
-            with contextlib.suppress(MPI.Exception):  # it has died now
+            with contextlib.suppress(MPI.Exception):  # the spare has just died
                 told.append(self.comm.Issend([None, 0, MPI.BYTE], spare))
         deadline = time.monotonic() + LONGEST_FAREWELL
         while told and time.monotonic() < deadline:
@@ -146,7 +146,7 @@ class Reserve:
     # -- steps -----------------------------------------------------------------------------------
 
     def _shrink(self) -> None:
-        """Call all ranks that live, and go on with them alone."""
+        """Revoke the communicator, and continue with one of the living ranks."""
         old = self.comm
         old.Revoke()
         self.comm, members = failures.survivors_of(old)
@@ -161,17 +161,17 @@ class Reserve:
         try:
             result, is_done = step(), True
         except (MPI.Exception, RankFailedError):
-            self.comm.Revoke()  # others may wait in it
+            self.comm.Revoke()  # other ranks may wait in it
         return failures.agree(self.comm, is_done), result
 
     def _give_places(self, place: int | None, size: int) -> tuple[dict[int, int], int, Any]:
-        """Return the rank at each place, how many have none, and the new world's communicator: None outside."""
+        """Return the rank at each place, the number of empty places, and the new world's communicator (None: none)."""
         places, sizes = zip(*self.comm.allgather((place, size)), strict=True)
         ranks, missing = placed(places, max(sizes))
         return ranks, missing, None if missing else self._split(ranks)
 
     def _split(self, ranks: dict[int, int]) -> Any:
-        """Return a communicator of these ranks, by their places; None on others."""
+        """Return a communicator of these ranks, ordered by place; None on other ranks."""
         from mpi4py import MPI
 
         place = next((place for place, rank in ranks.items() if rank == self.comm.Get_rank()), None)
@@ -179,7 +179,7 @@ class Reserve:
         return None if comm == MPI.COMM_NULL else comm
 
     def _make(self, comm: Any, ranks: dict[int, int], make: Callable[[dict[str, Any]], World]) -> World | None:
-        """Return the new world; None on a rank outside of its communicator."""
+        """Return the new world; None on a rank outside it."""
         from mpi4py import MPI
 
         if comm is None:
@@ -187,12 +187,12 @@ class Reserve:
         try:
             return make(self._fields(comm, ranks))
         except (MPI.Exception, RankFailedError):
-            failures.revoke(comm)  # others may wait in it
+            failures.revoke(comm)  # other ranks may wait in it
             failures.forget(comm)
             raise
 
     def _fields(self, comm: Any, ranks: dict[int, int]) -> dict[str, Any]:
-        """Return the fields of `Membership` of a world; all of its ranks call it."""
+        """Return the fields of `Membership` of a world; collective over the world."""
         from .tags import LARGEST
 
         mpi_library.private(comm).Set_name("hpccomm world")
@@ -204,7 +204,7 @@ class Reserve:
         return {**fields, "nodes": nodes, "settings": self.settings, "largest_tag": LARGEST}
 
     def _dead(self) -> frozenset[int]:
-        """Return the ranks that have died."""
+        """Return the dead ranks."""
         return failures.dead_in(self.comm)
 
 
@@ -215,7 +215,7 @@ def _too_few(dead: int, spares: int, size: int) -> str:
 
 
 def _has_ended(request: MPI.Request) -> bool:
-    """Return whether a message has been received, or its receiver has died."""
+    """Return whether the message has been received or its receiver has died."""
     from mpi4py import MPI
 
     try:
