@@ -1,1 +1,1 @@
-"""What the functions stand on, without MPI and without CUDA."""
+"""The basis of hpccomm's functions, without MPI and without CUDA."""

@@ -1,15 +1,15 @@
-"""Types of arguments and results, for type checkers only."""
+"""Types of arguments and results, only for type checkers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias
 
-Integer: TypeAlias = SupportsIndex  # Python's, and NumPy's
+Integer: TypeAlias = SupportsIndex  # a Python or NumPy integer
 SplitSizes: TypeAlias = "Sequence[int] | np.ndarray | None"  # rows for each rank; None: equal parts
 Slices: TypeAlias = "Sequence[slice] | slice"  # a box of cells: a slice for each axis
-Width: TypeAlias = "Integer | Sequence[Integer | Sequence[Integer]]"  # of a halo; for each axis, before and after
-NAMED: Any = None  # the default of an array that may be given by c10d's name for it instead
+Width: TypeAlias = "Integer | Sequence[Integer | Sequence[Integer]]"  # of a halo: for each axis, before and after
+NAMED: Any = None  # the default of an array argument that also has a c10d name
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         @property
         def nnz(self) -> Any: ...
 
-    class _OfProgram(Protocol):  # of a device that register_device has added
+    class _OfProgram(Protocol):  # an array of a device added by register_device
         @property
         def dtype(self) -> Any: ...
         @property

@@ -1,4 +1,4 @@
-"""The arithmetic of all host transports before and after a reduction; like theirs, it never warns."""
+"""Arithmetic of all host transports before and after a reduction; like the reduction, it never warns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from .reduce_op import ReduceOp
 
-# By the name of the reduction.
+# ufuncs by name of the reduction
 UFUNCS: dict[str, np.ufunc] = {
     "SUM": np.add,
     "AVG": np.add,  # divided afterwards
@@ -23,11 +23,11 @@ UFUNCS: dict[str, np.ufunc] = {
 
 
 def multiplied(array: Any, op: ReduceOp, out: Any) -> Any:
-    """Return `array` times the factor of a PREMUL_SUM, in `out`."""
+    """Multiply `array` by the factor of a PREMUL_SUM, into `out`; return `out`."""
     with np.errstate(all="ignore"):
         return np.multiply(array, op.factor, out=out, casting="same_kind")
 
 
 def truth(array: Any, out: Any = None) -> Any:
-    """Return an array of bools as bytes 0 and 1: memory that is viewed as bools may hold others."""
+    """Return an array of bools with bytes 0 and 1 only: memory viewed as bools may hold other bytes."""
     return np.not_equal(array.view(np.uint8), 0, out=np.empty(array.shape, bool) if out is None else out)

@@ -1,4 +1,4 @@
-"""Arrays of all libraries: the device that holds one, and the view of it that a backend gets."""
+"""Arrays of all libraries: find an array's device, and make the view that its backend gets."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Array: TypeAlias = Any
 
 BUILT_IN_DEVICES = ("cpu", "cuda", "rocm")
 
-# DLDeviceType (dlpack.h): pinned host memory is host memory, managed memory belongs to the GPU.
+# DLDeviceType (dlpack.h): pinned memory belongs to the host, managed memory to the GPU.
 _DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 10: "rocm", 11: "cpu", 13: "cuda"}
 
 _INSTEAD = "for a number: np.array(x); for other Python objects: the *_object functions"
-# Attributes of subclasses of ndarray without which the numbers mean something else, and what to communicate instead:
-# astropy's Masked and Quantity, unyt's arrays.
+# Attributes of ndarray subclasses (astropy's Masked and Quantity, unyt's arrays) that give the numbers their meaning
+# but would not be sent, each with advice for the error message.
 _NUMBERS = "communicate numpy.asarray(array), a view of its numbers, in one unit on all ranks"
 _BESIDE_THE_BUFFER = {
     "mask": "communicate its data and its mask as plain arrays",
@@ -31,16 +31,16 @@ _BESIDE_THE_BUFFER = {
 }
 _PLACES_OF_MPI4PY = ("InPlaceType", "BottomType")
 _predicates: dict[str, Callable[[object], bool]] = {}
-# The devices of the types of CuPy's arrays, where no predicate has to be asked first; the fast paths look here, too.
+# The devices of CuPy's array types, filled only while no predicate is registered; the fast paths read it too.
 device_of_type: dict[type, str] = {}
 
 
 def register_device(name: str, predicate: Callable[[object], bool]) -> None:
     """Add a device: arrays for which `predicate(array)` is true live on `name`.
 
-    The name can then be used in a backend configuration (``"cpu:mpi,fpga:mine"``). Predicates are
-    asked before any built-in rule, for every array that is not a plain ``numpy.ndarray``, so they
-    should be quick and must not raise.
+    Backend configurations can then use the name (``"cpu:mpi,fpga:mine"``). Predicates are
+    called before any built-in rule, for every array that is not a plain ``numpy.ndarray``, so they
+    should be fast and must not raise.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ def register_device(name: str, predicate: Callable[[object], bool]) -> None:
     Raises
     ------
     ValueError
-        The name is built in, registered already, or not a plain word.
+        The name is built in, already registered, or not a plain word.
     TypeError
         `predicate` is not callable.
 
@@ -80,7 +80,7 @@ def register_device(name: str, predicate: Callable[[object], bool]) -> None:
 
 
 def known_devices() -> tuple[str, ...]:
-    """Return the device names a configuration may use: the built-in ones, then the registered ones."""
+    """Return the device names for configurations: the built-in ones, then the registered ones."""
     return (*BUILT_IN_DEVICES, *_predicates)
 
 
@@ -111,7 +111,7 @@ def device_of(array: object) -> str:
 
 
 def locate(operation: str, argument: str, array: Array) -> tuple[str, Any]:
-    """Return the device of `array`, and the array for its backend: for host memory a NumPy view of it."""
+    """Return the device of `array`, and the array for the backend: in host memory a NumPy view."""
     if type(array) is np.ndarray:
         return "cpu", array
     device = device_of_type.get(type(array))
@@ -133,19 +133,19 @@ def locate(operation: str, argument: str, array: Array) -> tuple[str, Any]:
         )
     if isinstance(array, np.ndarray):
         for name, instead in _BESIDE_THE_BUFFER.items():
-            if hasattr(type(array), name):  # not of the array: a field of np.recarray may have the name
+            if hasattr(type(array), name):  # not hasattr(array): a field of np.recarray may have the name
                 raise TypeError(
                     f"{operation}: {argument} is {_a(array)}, and its {name} would be lost; {instead}{on_rank()}"
                 )
         return "cpu", array.view(np.ndarray)
-    # A NumPy scalar has a buffer, but a copy of it: a result would vanish there. MPI.IN_PLACE has that of nothing.
+    # A NumPy scalar's buffer is a copy, so a result would be lost in it. MPI.IN_PLACE has an empty buffer.
     if not isinstance(array, np.generic) and type(array).__name__ not in _PLACES_OF_MPI4PY:
         if hasattr(array, "__dlpack_device__"):
             try:
                 device = _DLPACK_DEVICES.get(int(array.__dlpack_device__()[0]))
                 if device is not None:
                     return device, _host_view(array) if device == "cpu" else _gpu_view(array)
-            except Exception as error:  # of any kind: it is the library's
+            except Exception as error:  # the other library may raise anything
                 reason = str(error).partition("\n")[0]
                 raise TypeError(
                     f"{operation}: {argument} is {_a(array)} that NumPy can't view without a copy: {reason}; make a "
@@ -164,7 +164,7 @@ def locate(operation: str, argument: str, array: Array) -> tuple[str, Any]:
 
 
 def instead_of_mpi4pys(thing: object) -> str:
-    """Return a hint for an argument that is mpi4py's: the way to write it here; "" for any other."""
+    """Return a hint how to replace an argument of mpi4py's; "" for any other argument."""
     if isinstance(thing, list | tuple) and thing and type(thing[-1]).__module__ == "mpi4py.MPI":
         return "without count and MPI datatype: the array, or array[:n]"
     if type(thing).__module__ != "mpi4py.MPI":
@@ -194,7 +194,7 @@ def count_of(array: Array) -> int:
 
 
 def is_read_only(array: Any) -> bool:
-    """Return True if the memory of a GPU array may not be written, as of JAX; CuPy's always may."""
+    """Return True if a GPU array is read-only, like JAX's; CuPy's arrays never are."""
     if type(array) in device_of_type or module_of(array) is not np:
         return False
     interface = getattr(array, "__cuda_array_interface__", None)
@@ -209,7 +209,7 @@ def _device_of_cupy(cupy: Any) -> str:
 def _gpu_view(array: Any) -> Any:
     """Return a CuPy view of another library's GPU array; the array itself if CuPy can't view it.
 
-    Backends of the program's own may work on arrays that CuPy does not know; hpccomm's own raise an error for them.
+    The program's own backends may support arrays that CuPy can't view; hpccomm's backends raise an error for them.
     """
     try:
         return late(GPU_RUNTIME)().as_array(array)
@@ -218,7 +218,7 @@ def _gpu_view(array: Any) -> Any:
 
 
 def why_no_gpu_view(array: Any) -> str:
-    """Return the reason for which CuPy can't view an array."""
+    """Return the reason why CuPy can't view an array."""
     try:
         late(GPU_RUNTIME)().as_array(array)
     except Exception as error:
@@ -227,10 +227,10 @@ def why_no_gpu_view(array: Any) -> str:
 
 
 def bits_of_torch(tensor: Any) -> tuple[Any, Any]:
-    """Return a tensor that other libraries can view, and the dtype to give the view there (None: as it is).
+    """Return a tensor that other libraries can view, and the dtype for that view (None: the tensor's own).
 
-    NumPy and CuPy know no bfloat16 and no float8: these come as integers of their size, with ml_dtypes' dtype.
-    Communication is not differentiated, as in torch.distributed.
+    NumPy and CuPy have no bfloat16 or float8: such tensors are returned as integers of equal size, with ml_dtypes'
+    dtype. Communication is not differentiated, as in torch.distributed.
     """
     tensor = tensor.detach()
     if tensor.dtype.itemsize > 2 or not tensor.dtype.is_floating_point:
@@ -252,7 +252,7 @@ def _host_view(array: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         bits, dtype = bits_of_torch(array)
-        # After tensor.numpy() the storage can't be resized any more; DLPack forgets is_neg, which numpy() refuses.
+        # tensor.numpy() makes the storage unresizable; DLPack ignores is_neg, for which numpy() raises an error.
         view = None if bits.is_neg() else np.from_dlpack(bits)
         if view is None or not view.flags.writeable:  # NumPy 1's is read-only
             view = bits.numpy()

@@ -1,4 +1,4 @@
-"""Backend: the class that a transport subclasses; FastPath: a short way round the checks, for small operations."""
+"""Backend: the base class of transports; FastPath: small operations without the checks."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
     from .reduce_op import ReduceOp
 
 T = TypeVar("T")
-Pieces: TypeAlias = list[tuple[int, Any]]  # a rank, and a part of an array, that goes there or comes from there
+Pieces: TypeAlias = list[tuple[int, Any]]  # a rank, and the part of an array to send to it or receive from it
 
 
 class FastPath:
-    """Blocking operations on NumPy arrays in the ordinary case, for a backend whose calls take about a microsecond.
+    """Common operations on NumPy arrays, for backends whose calls take about a microsecond.
 
-    The group asks here before it checks anything. A method does the whole operation and returns True (a receive: the
-    rank the message came from; an asynchronous operation: its Work), or does nothing and returns False (None): then the
-    operation goes through the checks to the backend. This class leaves all of them to the backend; a group asks it
-    while the real one steps aside.
+    The group calls it before any checks. A method does the whole operation and returns True (a receive: the sender's
+    rank; an asynchronous operation: its Work), or does nothing and returns False or None: then the operation goes
+    through the checks to the backend. This class does nothing in all methods; a group uses it if its backend has no
+    fast path, and while hooks or a coalescing() block need every operation.
     """
 
-    is_open = False  # not in this class
-    node_part = 0  # bytes that a rank may put into memory of the node at once; 0 while it has none with others
+    is_open = False  # True in subclasses
+    node_part = 0  # bytes that a rank may put into node-shared memory at once; 0 without such memory
     dispatcher: Any
-    count = 0  # collectives done; they are numbered with all others
-    messages = 0  # messages done, likewise
-    passed_collectives = passed_messages = 0  # those that did not take it: the dispatcher's numbers
-    place = 0  # in the ring of the compiled extension, where that remembers the last operations
+    count = 0  # collectives done by the fast path
+    messages = 0  # messages done by the fast path
+    passed_collectives = passed_messages = 0  # operations that did not take the fast path, as in the dispatcher
+    place = 0  # identifies the group in the compiled extension's ring buffer of operations; 0: not recorded
 
     def attach(self, dispatcher: Any) -> None:
-        """Belong to a group's dispatcher: it identifies errors, and follows what is in flight."""
+        """Set the group's dispatcher, which identifies errors and follows operations in flight."""
         self.dispatcher = dispatcher
 
     def _not_done(self, *_: Any, **__: Any) -> bool:
@@ -51,18 +51,18 @@ class FastPath:
         return None
 
     def batch(self, messages: Any, kind: type, irecv: Any) -> list[Work] | None:
-        """Begin the messages of a list of P2POp of the world; or return None."""
+        """Begin the messages of a list of P2POp of the world, or return None."""
         return None
 
     def all_to_all_sparse(self, arrays: Any, names: Sequence[int] | None) -> dict[int, Any] | None:
-        """Do an exchange of arrays by `names` of ranks (None: their numbers), and return what has come; or None."""
+        """Exchange arrays; return the received ones, or None. `names` has the ranks' names (None: their numbers)."""
         return None
 
     def node_all_to_all_sparse(self, arrays: Any, received: dict[int, Any], names: Sequence[int]) -> bool:
-        """Do it with arguments that have gone through the checks, in memory of the node; return whether it has."""
+        """Try to do it with checked arguments, in node-shared memory; return whether it was done."""
         return False
 
-    # each takes the arguments of Backend's method, without `async_op`
+    # each takes the arguments of the method of Backend, without `async_op`
     broadcast = all_reduce = reduce = all_gather_single = reduce_scatter_single = all_to_all_single = _not_done
     barrier = send = scan = exscan = all_gather = gather = scatter = reduce_scatter = all_to_all = _not_done
     all_reduce_coalesced = broadcast_coalesced = all_gather_coalesced = _not_done
@@ -72,39 +72,39 @@ class FastPath:
 
 
 class GPUFastPath:
-    """Operations on GPU arrays in the ordinary case; the group asks here where the fast path of the host has not.
+    """Common operations on GPU arrays; the group calls it if the fast path for host arrays has returned False.
 
     A method does the whole operation and returns True, or its Work with `async_op`; or it does nothing and returns
-    False. This class leaves all of them to the backend.
+    False, as do all methods of this class.
     """
 
     dispatcher: Any
 
     def attach(self, dispatcher: Any) -> None:
-        """Belong to a group's dispatcher, which counts the operations."""
+        """Set the group's dispatcher, which counts the operations."""
         self.dispatcher = dispatcher
 
     def _not_done(self, *_: Any) -> Any:
         return False
 
-    # each takes the arguments of Backend's method
+    # each takes the arguments of the method of Backend
     broadcast = all_reduce = reduce = all_gather_single = reduce_scatter_single = send = recv = sendrecv = _not_done
 
 
 class Backend:
-    """A transport for the arrays of one device; subclass it and override the operations it has.
+    """A transport for the arrays of one device; subclass it and override the operations that it supports.
 
-    The group has checked every argument before it calls a backend: arrays are of this backend's device
-    (host arrays come as ``numpy.ndarray``, possibly not contiguous), writable where they are written, their
-    dtypes, sizes and list lengths fit, `op` suits the dtype, and `root`, `dst`, `src` are ranks of this group.
+    The group checks every argument before it calls a backend: arrays are on this backend's device
+    (host arrays are ``numpy.ndarray``, possibly not contiguous) and writable if they are written; their
+    dtypes, sizes and list lengths fit; `op` suits the dtype; `root`, `dst`, `src` are ranks of this group.
 
-    With ``async_op=True`` an operation returns a :class:`Work` (or None, if it has completed already). With
-    ``async_op=False`` it returns None after completion (or a Work, which the group waits for); a `recv` returns the
-    rank the message came from.
+    An operation with ``async_op=True`` returns a :class:`Work` (or None if it has already completed). One with
+    ``async_op=False`` returns None after completion (or a Work, which the group waits for); a `recv` returns the
+    sender's rank.
 
-    What is not overridden raises UnsupportedOperationError, but for two forms that are made of others: a coalesced
-    operation is the plain one for each array, and a persistent one is an asynchronous one at each start.
-    In :class:`BackendOverMPI` everything else is MPI's.
+    Operations that are not overridden raise UnsupportedOperationError, except two forms: by default, a coalesced
+    operation does the plain one for each array, and a persistent one starts an asynchronous one each time.
+    :class:`BackendOverMPI` does all other operations by MPI.
 
     Examples
     --------
@@ -117,10 +117,10 @@ class Backend:
     """
 
     name = "custom"
-    exchange_tag = 0  # of the messages of `exchange`, where it is made of them
-    fast_path = FastPath()  # of a backend of host arrays
-    gpu_fast_path = GPUFastPath()  # of a backend of GPU arrays
-    last_on_gpu: Work | None = None  # a blocking operation that a GPU may still be at, for the watchdog
+    exchange_tag = 0  # tag of the messages of the default `exchange`
+    fast_path = FastPath()  # of a backend for host arrays
+    gpu_fast_path = GPUFastPath()  # of a backend for GPU arrays
+    last_on_gpu: Work | None = None  # for the watchdog: a blocking operation that may still be running on a GPU
 
     MPI, GLOO, NCCL = "mpi", "gloo", "nccl"  # c10d's names of backends
 
@@ -132,8 +132,8 @@ class Backend:
     def register_backend(
         name: str, func: Any, extended_api: bool = False, devices: str | Sequence[str] | None = None
     ) -> None:
-        """Do what :func:`hpccomm.register_backend` does, with c10d's order of arguments."""
-        from .registry import register_backend  # which knows what a backend is
+        """Call :func:`hpccomm.register_backend`; the arguments are in c10d's order."""
+        from .registry import register_backend
 
         register_backend(name, func, devices=devices, extended_api=extended_api)
 
@@ -146,15 +146,15 @@ class Backend:
         raise self._lacks("all_reduce")
 
     def reduce(self, array: Any, root: int, op: ReduceOp, async_op: bool) -> Work | None:
-        """Reduce `array` over the ranks, in place on rank `root`; the others only read theirs."""
+        """Reduce `array` over the ranks, in place on rank `root`; on other ranks it is only read."""
         raise self._lacks("reduce")
 
     def scan(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
-        """Reduce `array` over ranks 0..this one, in place."""
+        """Reduce `array` over ranks 0 to this one, in place."""
         raise self._lacks("scan")
 
     def exscan(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
-        """Reduce `array` over the ranks before this one, in place; rank 0's stays as it is."""
+        """Reduce `array` over the ranks before this one, in place; rank 0's is unchanged."""
         raise self._lacks("exscan")
 
     def all_gather(self, outputs: list[Any], array: Any, async_op: bool) -> Work | None:
@@ -162,7 +162,7 @@ class Backend:
         raise self._lacks("all_gather")
 
     def all_gather_single(self, output: Any, array: Any, async_op: bool) -> Work | None:
-        """Copy the `array` of every rank, in rank order, into `output`, which is `size` times as large."""
+        """Copy each rank's `array`, in rank order, into `output`, which is `size` times as large."""
         raise self._lacks("all_gather_single")
 
     def gather(self, array: Any, outputs: list[Any] | None, root: int, async_op: bool) -> Work | None:
@@ -188,14 +188,14 @@ class Backend:
     def all_to_all_single(
         self, output: Any, array: Any, output_counts: list[int] | None, input_counts: list[int] | None, async_op: bool
     ) -> Work | None:
-        """Send ``input_counts[r]`` elements of `array` to each rank r, in order; receive likewise into `output`.
+        """Send ``input_counts[r]`` elements of `array` to rank r, and receive ``output_counts[r]`` into `output`.
 
-        Both counts are None where the program gave no split sizes: then the parts are equal.
+        Parts are in rank order. Both counts are None if the program gave no split sizes: then the parts are equal.
         """
         raise self._lacks("all_to_all_single")
 
     def all_reduce_coalesced(self, arrays: list[Any], op: ReduceOp, async_op: bool) -> Work | None:
-        """Reduce each of `arrays` in place, all in one message per dtype."""
+        """Reduce each of `arrays` in place, in one message per dtype."""
         return self._each("all_reduce_coalesced", zip(arrays), op, async_op)
 
     def broadcast_coalesced(self, arrays: list[Any], root: int, async_op: bool) -> Work | None:
@@ -229,42 +229,42 @@ class Backend:
         raise self._lacks("send")
 
     def recv(self, array: Any, src: int | None, tag: int, async_op: bool) -> Work | int | None:
-        """Receive into `array` from rank `src` (None: from any); without `async_op` return the sender's rank."""
+        """Receive into `array` from rank `src` (None: any rank); without `async_op` return the sender's rank."""
         raise self._lacks("recv")
 
     def exchange(self, sends: Pieces, receives: Pieces, adds: bool, async_op: bool) -> Work | None:
-        """Send parts of arrays, of any layout, to ranks, and receive others, in the order of both lists for each pair.
+        """Send and receive parts of arrays, of any layout; the parts of each pair of ranks match in list order.
 
-        What is received is written, or with `adds` added, in the order of `receives`. Halos are exchanged so. Here it
-        is made of messages.
+        Received parts are written, or added if `adds`, in the order of `receives`. Halo exchanges use it. This default
+        uses `send` and `recv`.
         """
         from .pieces import by_messages
 
         return by_messages(self, sends, receives, adds)
 
     def repeated_exchange(self, sends: Pieces, receives: Pieces, adds: bool) -> Callable[[Pieces, Pieces], None] | None:
-        """Return a function that does blocking exchanges of other parts of these shapes; None if it gains nothing.
+        """Return a function for blocking exchanges of other parts of equal shapes; None if it would not be faster.
 
-        It keeps no part.
+        The function keeps no reference to the parts.
         """
         return None
 
     def sendrecv(
         self, array: Any, dst: int, output: Any, src: int | None, tag: int, recv_tag: int, async_op: bool
     ) -> Work | int | None:
-        """Send `array` to `dst` and receive `output` from `src` at once; returns as `recv`."""
+        """Send `array` to `dst` and receive `output` from `src` at once; the result is that of `recv`."""
         raise self._lacks("sendrecv")
 
     def barrier(self, async_op: bool) -> Work | None:
-        """Return when every rank has called it."""
+        """Block until every rank has called it."""
         raise self._lacks("barrier")
 
     def empty_shared(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Make an array on each rank, in memory that the ranks of its node share."""
+        """Make an array on each rank, in memory shared by the ranks of its node."""
         raise self._lacks("empty_shared")
 
     def empty_symmetric(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Make an array on each rank, in memory of the GPU that NCCL has registered with those of the others."""
+        """Make an array on each rank, in GPU memory that NCCL has registered as symmetric."""
         raise self._is_not_nccl("empty_symmetric")
 
     @property
@@ -273,11 +273,11 @@ class Backend:
         raise self._is_not_nccl("nccl_handle")
 
     def nccl_config(self, settings: Mapping[str, Any]) -> AbstractContextManager[None]:
-        """Return a context in which collectives are called with an ncclCollConfig_t of these members."""
+        """Return a context manager in which collectives use an ncclCollConfig_t with these members."""
         raise self._is_not_nccl("nccl_config")
 
     def peer_view(self, array: Any, rank: int) -> Any:
-        """Return a view of the part of the node-shared `array` on another rank of the node, without communication."""
+        """Return a view of another rank's part of the node-shared `array`, without communication."""
         raise self._lacks("peer_view")
 
     def fence(self, array: Any) -> None:
@@ -285,11 +285,11 @@ class Backend:
         raise self._lacks("fence")
 
     def monitored_barrier(self, timeout: float, wait_all_ranks: bool) -> None:
-        """Return when every rank has called it, or raise DistTimeoutError naming those that have not."""
+        """Block until every rank has called it, or raise DistTimeoutError with the missing ranks."""
         raise self._lacks("monitored_barrier")
 
     def persistent(self, operation: str, *arguments: Any) -> PersistentWork:
-        """Set up the operation of that name; `arguments` are those of its method, without `async_op`."""
+        """Set up the persistent form of `operation`; `arguments` are those of its method, without `async_op`."""
         single = "send" if operation == "exchange" else operation.removesuffix("_coalesced")
         if not (self._has(operation) or self._has(single)):
             raise self._lacks(single)
@@ -298,38 +298,38 @@ class Backend:
         return Repeated(partial(getattr(self, operation), *arguments, True))
 
     def connect(self) -> Any:
-        """Make the connections that the first operation would make; called by every rank (``device_id=``).
+        """Make the connections that the first operation would make; collective, for ``device_id=``.
 
         With ``device_id="auto"``, return the number of this rank's GPU.
         """
 
     def connected_on(self) -> int | None:
-        """Return the number of the GPU with which this rank is connected to the others; None where it is not."""
+        """Return the number of the GPU that is connected to the other ranks' GPUs; None if there is no connection."""
         return None
 
     def batch(self, arrays: list[Any]) -> AbstractContextManager[None]:
-        """Return a context manager: the asynchronous sends and receives of these arrays inside it start together."""
+        """Return a context manager in which the asynchronous sends and receives of these arrays start together."""
         return nullcontext()
 
     def split(self, options: BackendOptions | None, color: int) -> Backend | None:
-        """Return the backend of a group made of ranks of this one, or None to have it made when needed.
+        """Return the backend of a new group of ranks of this group, or None: then it is made on demand.
 
-        Every rank of this group calls it; those that are in no new group with ``options=None``. The ranks with the same
-        `color` are in the same new group.
+        Collective over this group. Ranks with equal `color` are in one new group; ranks in no new group pass
+        ``options=None``.
         """
         return None
 
     def close(self) -> None:
-        """Free what the backend holds; called once, by every rank, when its group is destroyed."""
+        """Free the backend's resources; called once, by every rank, when its group is destroyed."""
 
     def leave(self) -> None:
-        """End what is in flight at the end of a program that has not destroyed the group; every rank has got there."""
+        """End operations in flight when all ranks have reached the program's end without destroying the group."""
 
     def abort(self) -> None:
-        """End what is in flight, without the other ranks, and within seconds: the job is about to end."""
+        """End operations in flight within seconds, without the other ranks: the job is about to end."""
 
     def translate_error(self, operation: str, error: Exception) -> Exception:
-        """Return the error for the program in the place of `error`, which the transport has raised in `operation`."""
+        """Return the program's error for `error`, which the transport has raised in `operation`."""
         return error
 
     def _has(self, operation: str) -> bool:
@@ -337,7 +337,7 @@ class Backend:
         return getattr(type(self), operation) is not getattr(Backend, operation)
 
     def _each(self, operation: str, columns: Iterable[tuple[Any, ...]], *arguments: Any) -> Work | None:
-        """Do a coalesced operation by the plain one, for the arrays of each of `columns`."""
+        """Do the plain operation for the arrays of each of `columns`."""
         plain = getattr(self, operation.removesuffix("_coalesced"))
         works = [work for arrays in columns if (work := plain(*arrays, *arguments)) is not None]
         return JoinedWork(works) if works else None
@@ -358,7 +358,7 @@ class Backend:
 
 
 def finished(outcome: T, step: Callable[[], None]) -> T:
-    """Do `step` at the end of an operation, now or as the last part of its Work; return the outcome."""
+    """Call `step` at the end of an operation, now or as the last part of its Work; return `outcome`."""
     if isinstance(outcome, Work):
         outcome.finish_with(step)
     else:

@@ -1,4 +1,4 @@
-"""The backends of a group: each is made for the first array of its device, and all are refused after its end."""
+"""The backends of a group: each is made for the first array of its device; a destroyed group refuses all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class LazyBackends(dict[str, Backend]):
-    """The backends by device; each is made for the first array of its device."""
+    """The backends by device, made on demand."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
@@ -28,7 +28,7 @@ class LazyBackends(dict[str, Backend]):
         return backend
 
     def put(self, device: str, backend: Backend) -> None:
-        """Add the backend of a device, and its fast path."""
+        """Add the backend of a device and its fast path."""
         self[device] = backend
         if device == "cpu":
             self._dispatcher.take_fast_path(backend.fast_path)
@@ -60,7 +60,7 @@ def make_backend(group: ProcessGroup, device: str) -> Backend:
 
 
 def options_for(group: ProcessGroup, device: str) -> BackendOptions:
-    """Return the options for the creator of the backend of a device in a group."""
+    """Return the options for the creator of a device's backend in a group."""
     row = registry.REGISTRY[group.config.device_map.get(device, "mpi")]
     store = group.store if row.uses_store and group.place is not None else None
     return BackendOptions(**fields_of(group), device=device, store=store)

@@ -1,7 +1,7 @@
-"""c10d's names of arguments, where hpccomm has others: programs that were written for it use them as keywords.
+"""Accept c10d's argument names where hpccomm's differ: programs written for c10d use them as keywords.
 
-Functions with a fast path have c10d's name as one more argument, the last one, and ask `either` when it is used: that
-costs an ordinary call some nanoseconds. All others are wrapped by `c10d_names`, which costs a hundred.
+Functions with a fast path have c10d's name as an additional last argument, and call `either` if it is given: this adds
+a few nanoseconds to an ordinary call. `c10d_names` wraps all other functions, and adds a hundred nanoseconds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def either(operation: str, /, **two: Any) -> Any:
-    """Return the argument given by the second name, which is c10d's; TypeError if it is given by both.
+    """Return the argument given by its second name, c10d's; TypeError if both names are given.
 
     >>> either("all_reduce", array=None, tensor=1)
     1
@@ -28,9 +28,9 @@ def either(operation: str, /, **two: Any) -> Any:
 
 
 def c10d_names(*ignored: str, only_none: tuple[str, ...] = (), **ours: str) -> Callable[[Function], Function]:
-    """Return a decorator, with which a function takes arguments by c10d's names as well.
+    """Return a decorator that lets a function also accept arguments by c10d's names.
 
-    Arguments in `ignored` have no effect; those in `only_none` are accepted if they are None, or False.
+    Arguments in `ignored` have no effect; arguments in `only_none` may only be None or False.
 
     >>> @c10d_names("device", only_none=("pg_options",), tensors="arrays")
     ... def count(arrays):

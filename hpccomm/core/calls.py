@@ -1,8 +1,8 @@
 """The checks of each operation's arguments: one function for its ordinary, persistent and batched form.
 
-A function returns the Call that `Dispatcher.run` takes. It sends nothing and touches no array.
-`form` is added to the operation's name in messages: ``"_init"``. Ranks are ranks of the group. Where the list of
-operations says all, a tool writes the function (`generated.py`); the others stand here.
+A function returns the Call for `Dispatcher.run`. It sends nothing and touches no array.
+Error messages add `form`, such as ``"_init"``, to the operation's name. Ranks are ranks of the group. If the list of
+operations describes an operation in full, a tool writes the function (`generated.py`); this file has the others.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from .timeouts import as_seconds
 
 
 class Call(tuple[str, str, Any, tuple[Any, ...]]):
-    """An operation whose arguments have been checked; a NamedTuple would be made by a function in Python.
+    """An operation with checked arguments; not a NamedTuple, whose constructor is slow because it is Python.
 
-    Its device is the one whose backend does it, its result is the value of `Work.result`, and its arguments are those
-    of the backend's method, without `async_op`.
+    `device` selects the backend, `result` is the value of `Work.result`, and `arguments` are those of the backend's
+    method, without `async_op`.
     """
 
     __slots__ = ()
@@ -39,12 +39,12 @@ class Call(tuple[str, str, Any, tuple[Any, ...]]):
 
     @property
     def spec(self) -> OperationSpec:
-        """What the list of operations says of it."""
+        """Its entry in the list of operations."""
         return TASK if self.name == TASK.name else OPERATIONS[self.name.removesuffix(START)]
 
     @property
     def named(self) -> dict[str, Any]:
-        """The arguments by the names that they have in the list of operations."""
+        """The arguments by their names in the list of operations."""
         return dict(zip(self.spec.arguments, self.arguments))
 
 
@@ -52,7 +52,7 @@ class Call(tuple[str, str, Any, tuple[Any, ...]]):
 
 
 def refuse_average(name: str) -> NoReturn:
-    """Raise for AVG of a prefix."""
+    """Raise the error for AVG in a scan."""
     raise ValueError(f"{name}: AVG has no meaning for a prefix; use SUM and divide by the rank + 1{on_rank()}")
 
 
@@ -64,7 +64,7 @@ def all_to_all_single(
     input_split_sizes: SplitSizes,
     form: str = "",
 ) -> Call:
-    """Accept two arrays, and the number of rows of each for each rank; without split sizes the parts are equal."""
+    """Accept two arrays, and for each the number of rows per rank; without split sizes the parts are equal."""
     name = "all_to_all_single" + form
     device, out = checks.writable(name, "output", output)
     other, view = checks.readable(name, "input", input)
@@ -74,14 +74,14 @@ def all_to_all_single(
     own, room = to_send[group.rank], to_receive[group.rank]
     if own != room:
         raise ValueError(f"{name}: this rank sends {own} elements to itself, but output has room for {room}{on_rank()}")
-    # Equal parts are a form, not a coincidence of counts: ranks can't see each other's counts, and decide alike.
+    # Missing split sizes, not equal counts, select the form with equal parts: ranks can't see each other's counts.
     if not checks.has_splits(output_split_sizes) and not checks.has_splits(input_split_sizes):
         return Call(("all_to_all_single", device, output, (out, view, None, None)))
     return Call(("all_to_all_single", device, output, (out, view, to_receive, to_send)))
 
 
 def all_gather_coalesced(group: Membership, output_lists: Sequence[Arrays], arrays: Arrays) -> Call:
-    """Accept a list for each rank of as many arrays as there are inputs; this rank's are as large as those."""
+    """Accept one list per rank, with one array per input; the arrays of this rank's list are as large as the inputs."""
     name = "all_gather_coalesced"
     device, views = checks.array_list(name, "arrays", arrays, checks.readable)
     rows = list(output_lists) if isinstance(output_lists, Sequence) else [None]
@@ -106,7 +106,7 @@ def all_gather_coalesced(group: Membership, output_lists: Sequence[Arrays], arra
 def sendrecv(
     group: Membership, array: Array, dst: int, output: Array, src: int | None, tag: int, recv_tag: int | None
 ) -> Call:
-    """Accept two arrays of one device, of whatever dtypes and sizes."""
+    """Accept two arrays of one device, of any dtypes and sizes."""
     device, view = checks.readable("sendrecv", "array", array)
     device_out, out = checks.writable("sendrecv", "output", output)
     if device != device_out:
@@ -121,7 +121,7 @@ def sendrecv(
 
 
 def peer_number(group: Membership, name: str, argument: str, given: int, is_blocking: bool) -> int:
-    """Accept a rank of the group; a blocking message to this rank itself would never end."""
+    """Accept a rank of the group; refuse a blocking message to this rank itself, which would never end."""
     peer = rank(group, f"{name}: {argument}", given)
     if is_blocking and peer == group.rank:
         hint = "; use async_op=True" if name.endswith("list") else f"; use i{name}, or sendrecv"
@@ -137,13 +137,13 @@ def peer_number(group: Membership, name: str, argument: str, given: int, is_bloc
 def object_message(
     group: Membership, name: str, argument: str, peer: int | None, tag: int, async_op: bool
 ) -> tuple[int | None, int]:
-    """Accept a rank (None: any), which is another one than this where it blocks, and a tag; return both."""
+    """Accept a rank (None: any) and a tag; return both. Refuse a blocking message to this rank itself."""
     number = None if peer is None else peer_number(group, name, argument, peer, not async_op)
     return number, tag_number(group, name, "tag", tag)
 
 
 def objects(name: str, argument: str, given: Any, is_filled: bool = True) -> list[Any]:
-    """Return the objects of a list; raise if it is none, or can't be filled."""
+    """Return the objects of a list; raise if `given` is no list, or must be filled and can't be."""
     kind = MutableSequence if is_filled else Sequence
     is_list = isinstance(given, kind) and not isinstance(given, str | bytes | bytearray | deque)
     if not is_list and not (isinstance(given, np.ndarray) and given.dtype.hasobject):
@@ -152,7 +152,7 @@ def objects(name: str, argument: str, given: Any, is_filled: bool = True) -> lis
 
 
 def slots(group: Membership, name: str, argument: str, given: Any, is_filled: bool = True) -> None:
-    """Raise if a list has not one slot for each rank."""
+    """Raise unless a list has one slot per rank."""
     objects(name, argument, given, is_filled)
     if len(given) != group.size:
         expected = f"expected one for each of the {group.size} ranks"
@@ -171,7 +171,7 @@ def time_to_wait(name: str, timeout: timedelta | float) -> float:
 
 
 def new_array(name: str, shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Accept lengths of 0 or more and any dtype that can be moved; return both."""
+    """Accept lengths of 0 or more and any dtype that can be communicated; return both."""
     given = shape if isinstance(shape, tuple | list) else (shape,)
     lengths = tuple(checks.integer(f"{name}: a length of shape", length) for length in given)
     if any(length < 0 for length in lengths):
@@ -195,16 +195,16 @@ def rank(group: Membership, what: str, given: Integer) -> int:
 
 
 def tag_number(group: Membership, name: str, argument: str, given: int) -> int:
-    """Accept a tag that MPI has."""
+    """Accept a tag in the range that this MPI allows."""
     tag = checks.integer(f"{name}: {argument}", given)
     if not 0 <= tag <= group.largest_tag:
-        hint = " (MPI.ANY_TAG: a receive names its tag)" if tag == -1 else ""  # it is -1 in MPICH and in Open MPI
+        hint = " (MPI.ANY_TAG: a receive names its tag)" if tag == -1 else ""  # -1 in MPICH and Open MPI
         raise ValueError(f"{name}: {argument} is {tag}; this MPI allows 0 to {group.largest_tag}{hint}{on_rank()}")
     return tag
 
 
 def sparse_messages(group: Membership, arrays: Any) -> dict[int, list[Any] | tuple[Any, ...]]:
-    """Accept a tuple of host arrays for each of some ranks, or one array, which becomes a list of one."""
+    """Accept a tuple of host arrays for each receiver, or one array, which becomes a list of one."""
     name, found = "all_to_all_sparse", {}
     if not isinstance(arrays, Mapping):
         raise TypeError(f"{name}: arrays is a {type(arrays).__name__}; expected a dict, arrays by receivers{on_rank()}")
@@ -220,7 +220,7 @@ def sparse_messages(group: Membership, arrays: Any) -> dict[int, list[Any] | tup
 
 
 def has_list(group: Membership, name: str, argument: str, given: Any, role: str, root: int) -> bool:
-    """Return True on the root; raise if the list is missing there, or given on another rank."""
+    """Return True on the root; raise if the root lacks the list or another rank has it."""
     if group.rank == root:
         if given is None:
             raise ValueError(f"{name}: {argument} is missing, and this rank is the {role}{on_rank()}")

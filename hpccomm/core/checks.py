@@ -1,6 +1,6 @@
-"""The checks of single arguments, which `calls` puts together for each operation.
+"""The checks of single arguments; `calls` combines them for each operation.
 
-Each returns the device of an array, and a view of it that a backend can trust. Messages name the operation, the
+A check of an array returns its device, and a view that backends can trust. Error messages name the operation, the
 argument, the given and the expected value, and the rank.
 """
 
@@ -14,7 +14,7 @@ from operator import attrgetter, eq, index, mul
 from typing import Any
 
 import numpy as np
-from numpy import ndarray  # looked up at every call
+from numpy import ndarray  # saves a look-up in every call
 
 from ..errors import UnsupportedOperationError, on_rank
 from .annotations import SplitSizes
@@ -24,7 +24,7 @@ from .reduce_op import ReduceOp, ReduceOpLike, as_reduce_op
 
 _dtype, _size, _writeable = map(attrgetter, ("dtype", "size", "flags.writeable"))
 movable: set[np.dtype[Any]] = set()  # dtypes that have passed _check_dtype
-_HINTS = {  # where one array was given
+_HINTS = {  # if one array was given instead of a list
     "scatter_list": ": list(np.split(array, n))",
     "gather_list": ": list(np.split(array, n))",
     **dict.fromkeys(("output_list", "input_list"), "; for one array there is the _single form"),
@@ -46,7 +46,7 @@ def integer(what: str, value: Any) -> int:
 
 
 def readable(operation: str, argument: str, array: Array) -> tuple[str, Any]:
-    """Return the device and the view of an array that is only read."""
+    """Return the device and the view of an array that the operation only reads."""
     device, view = ("cpu", array) if type(array) is ndarray else locate(operation, argument, array)
     if device == "cpu" and view.dtype not in movable:
         _check_dtype(operation, argument, view.dtype)
@@ -54,7 +54,7 @@ def readable(operation: str, argument: str, array: Array) -> tuple[str, Any]:
 
 
 def writable(operation: str, argument: str, array: Array) -> tuple[str, Any]:
-    """Return the device and the view of an array that is written."""
+    """Return the device and the view of an array that the operation writes."""
     device, view = ("cpu", array) if type(array) is ndarray else locate(operation, argument, array)
     if device == "cpu" and view.dtype not in movable:
         _check_dtype(operation, argument, view.dtype)
@@ -73,12 +73,12 @@ def writable(operation: str, argument: str, array: Array) -> tuple[str, Any]:
 
 
 def repeats(array: Any) -> bool:
-    """Return True for an array one element of which stands for several, as `broadcast_to` makes it."""
+    """Return True if several elements of an array share one address, as in the result of `broadcast_to`."""
     return array.size > 1 and any(length > 1 and not stride for length, stride in zip(array.shape, array.strides))
 
 
 def array_list(operation: str, argument: str, arrays: Sequence[Array], check: Any = writable) -> tuple[str, list[Any]]:
-    """Return the device and the views of a list of arrays of one device, of any dtypes."""
+    """Return the device and the views of a list of arrays on one device, of any dtypes."""
     if isinstance(arrays, np.ndarray) or not isinstance(arrays, Sequence):
         hint = _HINTS.get(argument, "") if isinstance(arrays, np.ndarray) else ""
         raise TypeError(
@@ -86,7 +86,7 @@ def array_list(operation: str, argument: str, arrays: Sequence[Array], check: An
         )
     if not arrays:
         raise ValueError(f"{operation}: {argument} is empty{on_rank()}")
-    # At once, for there may be thousands of small ones.
+    # All at once: there may be thousands of small arrays.
     if set(map(type, arrays)) == {ndarray} and set(map(_dtype, arrays)) <= movable and all(map(_writeable, arrays)):
         return "cpu", list(arrays)
     placed = [check(operation, f"{argument}[{i}]", array) for i, array in enumerate(arrays)]
@@ -99,7 +99,7 @@ def array_list(operation: str, argument: str, arrays: Sequence[Array], check: An
 
 
 def reductions(operation: str, argument: str, arrays: list[Any], op: ReduceOpLike) -> ReduceOp:
-    """Return `op` as a ReduceOp, having checked that it can reduce each of `arrays`."""
+    """Check that `op` can reduce each of `arrays`; return it as a ReduceOp."""
     reduce_op = as_reduce_op(operation, op)
     for dtype in set(map(_dtype, arrays)):
         i = next(i for i, array in enumerate(arrays) if array.dtype == dtype)
@@ -110,7 +110,7 @@ def reductions(operation: str, argument: str, arrays: list[Any], op: ReduceOpLik
 def one_for_each_rank(
     operation: str, argument: str, arrays: Sequence[Array], ranks: int, check: Any = writable
 ) -> tuple[str, list[Any]]:
-    """Return the device and the views of a list of as many arrays as there are ranks, of one device and one dtype."""
+    """Return the device and the views of a list with one array per rank, all on one device and of one dtype."""
     device, views = array_list(operation, argument, arrays, check)
     if len(views) != ranks:
         from ..process.alone import start_more
@@ -130,14 +130,14 @@ def one_for_each_rank(
 def reducible(
     operation: str, argument: str, array: Array, op: ReduceOpLike, check: Any = None
 ) -> tuple[str, Any, ReduceOp]:
-    """Return the device and the view of an array that is reduced in place, and the op.
+    """Return the device and the view of an array to be reduced in place, and the op.
 
-    `check` is `readable` if the array is not written.
+    `check` is `readable` if this rank does not write the array.
     """
     if type(array) is ndarray and (check is readable or array.flags.writeable):
         try:
             return "cpu", array, _accepted[op, array.dtype]
-        except (KeyError, TypeError):  # not seen yet, or an op that can't be looked up
+        except (KeyError, TypeError):  # a new pair, or an unhashable op
             pass
     device, view = (check or writable)(operation, argument, array)
     with suppress(KeyError, TypeError):
@@ -154,14 +154,14 @@ def alike(operation: str, names: str, device: str, array: Any, other_device: str
 
 
 def pairs_fit(large: list[Any], small: list[Any], ranks: int) -> bool:
-    """Return True if each of `large` has the dtype of its partner in `small` and `ranks` times its size."""
+    """Return True if each array of `large` has the dtype, and `ranks` times the size, of its partner in `small`."""
     return list(map(_dtype, large)) == list(map(_dtype, small)) and all(
         map(eq, map(_size, large), map(mul, map(_size, small), repeat(ranks)))
     )
 
 
 def multiple(operation: str, large_name: str, large: Any, small_name: str, small: Any, ranks: int) -> None:
-    """Raise if `large` has not `ranks` times the elements of `small`."""
+    """Raise unless `large` has `ranks` times the elements of `small`."""
     if large.size != ranks * small.size:
         raise ValueError(
             f"{operation}: {large_name} has {large.size} elements; expected {ranks * small.size}, "
@@ -182,7 +182,7 @@ def pairs(
     operation: str, ranks: int, device: str, other_device: str, outputs_name: str, outputs: list[Any],
     inputs_name: str, inputs: list[Any], is_output_larger: bool,
 ) -> None:  # fmt: skip
-    """Raise if two lists are not pairs of one device and dtype, of which one has `ranks` times the other's elements."""
+    """Raise unless two lists are pairs of equal device and dtype, one with `ranks` times the other's elements."""
     if len(outputs) != len(inputs):
         raise ValueError(
             f"{operation}: there are {len(outputs)} {outputs_name} and {len(inputs)} {inputs_name}; "
@@ -199,7 +199,7 @@ def pairs(
 
 
 def reduction(operation: str, argument: str, array: Any, op: ReduceOpLike) -> ReduceOp:
-    """Return `op` as a ReduceOp, having checked that it can reduce `array`."""
+    """Check that `op` can reduce `array`; return it as a ReduceOp."""
     given, op = op, as_reduce_op(operation, op)
     if (_kinds.get(array.dtype) or _kind_of(array.dtype)) not in op.kinds:
         raise TypeError(
@@ -213,13 +213,13 @@ def reduction(operation: str, argument: str, array: Any, op: ReduceOpLike) -> Re
         isinstance(given, ReduceOp | str)
         and op.mpi_op is None
         and (array.dtype in movable or (array.dtype.isbuiltin == 1 and array.dtype.isnative))
-    ):  # there are but a few
+    ):  # only a few pairs
         _accepted[given, array.dtype] = op
     return op
 
 
 def _reproducible(operation: str, argument: str, dtype: Any) -> ReduceOp:
-    """Return REPRODUCIBLE_SUM, or SUM for integers, which have no rounding."""
+    """Return REPRODUCIBLE_SUM, or SUM for integers: their sums do not round."""
     if dtype.kind in "iu":
         return ReduceOp.SUM
     takes = [name for name, spec in OPERATIONS.items() if spec.reduces and not name.endswith(("_coalesced", "_sparse"))]
@@ -233,12 +233,12 @@ def _reproducible(operation: str, argument: str, dtype: Any) -> ReduceOp:
 
 
 def _kind_of(dtype: Any) -> str:
-    """Return NumPy's letter of a dtype's kind; "-" if it has no arithmetic."""
-    if not hasattr(dtype, "name"):  # of another library
+    """Return NumPy's letter for a dtype's kind; "-" if it has no arithmetic."""
+    if not hasattr(dtype, "name"):  # another library's dtype
         raise TypeError(f"{dtype} is no dtype of NumPy's or CuPy's: convert the array to one that is{on_rank()}")
-    if dtype.name == "bfloat16":  # whose kind is V, for NumPy
+    if dtype.name == "bfloat16":  # NumPy's kind is V
         kind = "f"
-    elif getattr(dtype, "isbuiltin", 1) == 2:  # ml_dtypes' other types: storage formats
+    elif getattr(dtype, "isbuiltin", 1) == 2:  # ml_dtypes' other types are storage formats
         kind = "-"
     else:
         kind = dtype.kind
@@ -272,7 +272,7 @@ def _check_dtype(operation: str, argument: str, dtype: Any) -> None:
             f"{operation}: {argument} holds Python objects (dtype {dtype}); "
             f"use the *_object functions, or give it a numeric dtype{on_rank()}"
         )
-    # ml_dtypes' own types have no byte order that could be foreign
+    # ml_dtypes' own types count as native
     if not dtype.isnative:
         raise TypeError(
             f"{operation}: {argument} has a foreign byte order (dtype {dtype.str}); "
@@ -282,12 +282,12 @@ def _check_dtype(operation: str, argument: str, dtype: Any) -> None:
 
 
 def has_splits(split_sizes: SplitSizes) -> bool:
-    """Return True if the program gave split sizes; an empty list counts as none."""
+    """Return True if split sizes were given; an empty list counts as none."""
     return split_sizes is not None and (not hasattr(split_sizes, "__len__") or len(split_sizes) > 0)
 
 
 def splits(operation: str, argument: str, array: Any, given: SplitSizes, ranks: int) -> list[int]:
-    """Return the number of elements of `array` that belong to each rank, by the given numbers of rows."""
+    """Return the number of elements of `array` for each rank, from the given numbers of rows."""
     shape = array.shape or (1,)
     row = prod(shape[1:])
     if given is None or not has_splits(given):
@@ -309,7 +309,7 @@ def splits(operation: str, argument: str, array: Any, given: SplitSizes, ranks: 
 
 
 def same_new_array(operation: str, wishes: Sequence[tuple[tuple[int, ...], Any]]) -> None:
-    """Raise if the ranks of a group, in whose order `wishes` are, want arrays of different shapes or dtypes."""
+    """Raise if ranks ask for arrays of different shapes or dtypes; `wishes` has each rank's, in rank order."""
     for rank, (shape, dtype) in enumerate(wishes):
         if (shape, dtype) != wishes[0]:
             raise ValueError(

@@ -1,8 +1,8 @@
-"""Dispatcher: it takes each checked operation of a group to the backend of its arrays' device.
+"""Dispatcher: pass each checked operation of a group to the backend of its arrays' device.
 
 It numbers operations, calls hooks, translates the backends' errors, and keeps the Works in flight. Only the fast paths
-call MPI or NCCL without it, and number their operations themselves. The watchdog reads `self` and `call` of
-`Dispatcher.run` (`debug/stacks.py`): a thread that is inside is in that operation.
+call MPI or NCCL without it, and number their operations themselves. The watchdog reads `self` and `call` from frames of
+`Dispatcher.run` (`debug/stacks.py`): a thread inside this function is in that operation.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
     from .hooks import Hook, Operation
     from .persistent_work import PersistentWork
 
-REAP_ABOVE = 64  # Works in flight; from there on, each new one first drops those that are completed
-REAP_BYTES = 64 << 20  # of arrays of Works that have begun since, likewise: each may have ended, and been dropped
-REAP_ASKS = 8  # for each REAP_ABOVE of them
-REFERENCES = 3  # to a Work that the program has dropped: of `in_flight`, of a variable, of the call that counts them
+REAP_ABOVE = 64  # Works in flight; with more, each new Work first drops completed ones
+REAP_BYTES = 64 << 20  # array bytes of Works begun since the last `reap`; with more, each new Work also calls `reap`
+REAP_ASKS = 8  # polls for each REAP_ABOVE Works in flight
+REFERENCES = 3  # to a Work that the program has dropped: `in_flight`, a variable, and the call of getrefcount
 STEPS_ASIDE, GPU_STEPS_ASIDE = FastPath(), GPUFastPath()
 Recent: TypeAlias = tuple[int, str, Any, int]  # number, name with details, and dtype and bytes of its first array
-MADE = itertools.count()
+MADE = itertools.count()  # numbers the dispatchers
 _dispatchers: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
-running_tasks: dict[int, tuple[ProcessGroup, int, Any, float]] = {}  # by thread: group, number, call, beginning
+running_tasks: dict[int, tuple[ProcessGroup, int, Any, float]] = {}  # by thread: group, number, call, start time
 
 
 class Check(Protocol):
@@ -52,16 +52,16 @@ class Check(Protocol):
 
     @property
     def is_waiting(self) -> bool:
-        """True while this rank waits in it for others, which has a time limit of its own."""
+        """True while this rank waits in a comparison, which has its own time limit, for other ranks."""
 
     def set_up(self, call: Call) -> int:
-        """Compare the set-up of a persistent operation; return its number, the same on every rank."""
+        """Compare the set-up of a persistent operation; return its number, equal on all ranks."""
 
     def agree(self, name: str, *details: str) -> None:
-        """Raise on every rank if not every rank makes this call, which is no operation."""
+        """Raise on every rank unless all ranks make this call (which is not an operation)."""
 
     def close(self) -> None:
-        """Free its resources; every rank is about to."""
+        """Free its resources; collective."""
 
 
 class Dispatcher:
@@ -70,21 +70,21 @@ class Dispatcher:
     def __init__(self, group: ProcessGroup) -> None:
         self.group = group
         self.backends: dict[str, Backend] = LazyBackends(self)  # by device
-        self.fast = self.fast_path = STEPS_ASIDE  # the one to ask first; that of the host's backend
-        self.fast_on_gpu = self.gpu_fast_path = GPU_STEPS_ASIDE  # likewise for GPU arrays
+        self.fast = self.fast_path = STEPS_ASIDE  # the one to call now; the host backend's own
+        self.fast_on_gpu = self.gpu_fast_path = GPU_STEPS_ASIDE  # the same two for GPU arrays
         self.hooks: tuple[Hook, ...] = ()
         self.check: Check | None = None
-        self.block: Block | None = None  # the coalescing() block that collects
-        self.collectives = self.messages = 0  # those that did not take the fast path
-        self.recent: deque[Recent] = deque(maxlen=8)  # for reports: the last collectives but fast ones, and set-ups
-        self.last_sent: deque[tuple[str, int, int]] = deque(maxlen=8)  # likewise: the names, ranks and tags
-        self.in_flight: dict[Work, None] = {}  # the oldest first
-        self.unasked_bytes = 0  # of the arrays of Works that have begun since those in flight were asked
+        self.block: Block | None = None  # the active coalescing() block
+        self.collectives = self.messages = 0  # operations that did not take the fast path
+        self.recent: deque[Recent] = deque(maxlen=8)  # for reports: the last collectives and set-ups, without fast ones
+        self.last_sent: deque[tuple[str, int, int]] = deque(maxlen=8)  # for reports: names, ranks and tags of messages
+        self.in_flight: dict[Work, None] = {}  # oldest first
+        self.unasked_bytes = 0  # array bytes of Works begun since the last `reap`
         self.failed: list[Work] = []
-        self.persistent: list[PersistentWork] = []  # those that have not been freed
+        self.persistent: list[PersistentWork] = []  # not yet freed
         self.timeout = as_seconds(group.timeout) if group.on_timeout == "raise" else None
         self.notes = notes_of(group.name, as_seconds(group.timeout), group.on_timeout)
-        self.made = next(MADE)  # of two groups of the same ranks the lower is the same group on all of them
+        self.made = next(MADE)  # orders groups of the same ranks equally on all of them
         _dispatchers.add(self)
 
     # -- operations ------------------------------------------------------------------------------
@@ -96,10 +96,10 @@ class Dispatcher:
         step: Callable[[], Any] | None = None,
         persistent: PersistentWork | None = None,
     ) -> Work | None:
-        """Do an operation whose arguments have been checked; return its Work, or the transport's result.
+        """Do an operation with checked arguments; return its Work or the transport's result.
 
-        The transport is called by the backend's method of that name; or by `step`, where an operation is more than a
-        call of one backend, or the start of a `persistent` one.
+        It calls the backend's method of the operation's name; or `step`, if the operation is more than one backend call
+        or the start of a `persistent` one.
         """
         name, device, result, arguments = call
         if self.block is not None and self.block.is_of_this_thread():
@@ -141,10 +141,10 @@ class Dispatcher:
             self.follow(work, name, number, result, *peer_and_tag)
             if async_op or persistent is not None:
                 return work
-            if work.progress.enforces_timeout:  # its transport ends it
+            if work.progress.enforces_timeout:  # the transport ends the operation
                 work.info = work.info._replace(timeout=None)
-            work.wait()  # a backend that has only asynchronous operations
-            return work.source  # type: ignore[return-value]  # of a receive: the sender's rank
+            work.wait()  # the backend has only asynchronous operations
+            return work.source  # type: ignore[return-value]  # after a receive: the sender's rank
         elif operation is not None:
             operation.outcome = outcome
             operation.end()
@@ -153,17 +153,17 @@ class Dispatcher:
     def follow(
         self, work: Work, name: str, number: int, result: Any, peer: int | None = None, tag: int | None = None
     ) -> None:
-        """Keep the Work of an operation that has begun, and so its arrays, while it is in flight."""
+        """Keep the Work of a new operation, and so its arrays, while it is in flight."""
         work.info = work_info((self, name, number, result, peer, self.timeout, tag))
         for array in result if type(result) is list else (result,):
             self.unasked_bytes += getattr(array, "nbytes", 0)
         if len(self.in_flight) >= REAP_ABOVE or self.unasked_bytes >= REAP_BYTES or work.progress.is_released_at_once:
             self.unasked_bytes = 0
             self.reap()
-        self.in_flight[work] = None  # not before: a GPU would be asked for what has only just begun
+        self.in_flight[work] = None  # after `reap`, which needn't poll a GPU for a Work that has just begun
 
     def set_up(self, call: Call, step: Callable[[], PersistentWork] | None = None) -> PersistentWork:
-        """Set up the persistent form of an operation whose arguments have been checked, by its backend or by `step`."""
+        """Set up the persistent form of an operation with checked arguments, by its backend or by `step`."""
         name, device, _, arguments = call
         if self.block is not None and self.block.is_of_this_thread():
             raise DistError(f"not inside a coalescing() block{on_rank()}", f"{name}_init")
@@ -181,15 +181,15 @@ class Dispatcher:
         return work
 
     def start(self, work: PersistentWork) -> None:
-        """Begin a persistent operation; each start has a number of its own."""
+        """Start a persistent operation; each start has its own number."""
         if self.block is not None and self.block.is_of_this_thread():
             self.block.refuse(work.call.name)
         self.run(work.call, False, work.begin, work)
 
     def run_task(self, task: Any, step: Callable[[], Any]) -> Any:
-        """Make a call that an executor has sent to this rank; return its result, or raise its own error.
+        """Make a call that an executor has sent to this rank; return its result or raise its error.
 
-        `task` tells of it: its text is what records have.
+        `task` describes the call; records contain its text.
         """
         self.messages = self.fast_path.passed_messages = self.messages + 1
         number = self.messages + self.fast_path.messages
@@ -197,7 +197,7 @@ class Dispatcher:
         running_tasks[threading.get_ident()] = self.group, number, task, time.monotonic()
         try:
             outcome = step()
-        except BaseException as error:  # SystemExit, too, is the executor's to tell
+        except BaseException as error:  # also SystemExit: the executor reports it
             if operation is not None:
                 operation.end(error)
             raise
@@ -209,7 +209,7 @@ class Dispatcher:
         return outcome
 
     def open_block(self, async_ops: bool) -> Block:
-        """Return a new block, which collects the operations of this thread from now on."""
+        """Return a new block, which collects this thread's operations from now on."""
         if isinstance(self.backends, Destroyed):
             raise DistError(f"coalescing: the process group {self.group.name!r} has been destroyed{on_rank()}")
         if self.block is not None:
@@ -219,48 +219,48 @@ class Dispatcher:
         return self.block
 
     def close_block(self) -> None:
-        """End the collecting."""
+        """Stop collecting."""
         self.block = None
         self.choose_fast_path()
 
     # -- errors ----------------------------------------------------------------------------------
 
     def identify(self, error: Exception, operation: str, number: int) -> None:
-        """Put the operation, its number and the group into an error of a transport."""
+        """Add the operation, its number and the group to a transport's error."""
         if isinstance(error, DistBackendError):
             error.identify(operation, number, self.group.name)
         elif isinstance(error, UnsupportedOperationError):
-            error.operation = operation  # that was called: it may be made of the one that is missing
+            error.operation = operation  # the called one; the missing one may be a part of it
 
     def identify_fast(self, error: Exception, name: str) -> Exception:
-        """Do as `identify` for the operation that the fast path has just counted; return the error."""
+        """Call `identify` for the operation that the fast path has just counted; return the error."""
         self.identify(error, name, self.number_of(name))
         return error
 
     def number_of(self, name: str) -> int:
-        """Return the number of messages begun so far, if `name` is one, and of collectives otherwise."""
+        """Return the number of messages begun so far if `name` is a message, otherwise that of collectives."""
         if name in MESSAGES:
             return self.messages + self.fast_path.messages
         return self.collectives + self.fast_path.count
 
     def translated(self, backend: Backend, called: str, number: int, error: Exception) -> Exception:
-        """Return the error of an operation, as its transport translates it."""
+        """Return the backend's translation of an operation's error."""
         translated = backend.translate_error(called, error)
         self.identify(translated, called, number)
         if translated is not error:
             translated.__cause__ = error
         return translated
 
-    # -- what is in flight -----------------------------------------------------------------------
+    # -- operations in flight --------------------------------------------------------------------
 
     def ended(self, work: Work, status: WorkStatus) -> None:
-        """Take note of a Work that has failed, or that has ended while hooks follow it; the Work calls it, once."""
+        """Note the end of a Work that has failed or has hooks; the Work calls this method once."""
         operation = work.operation
         if operation is not None:
             operation.outcome = work.source
             try:
                 operation.end(work.error)
-            except BaseException as error:  # this may be anybody's thread
+            except BaseException as error:  # this may be any thread
                 is_main = threading.current_thread() is threading.main_thread()
                 if is_main and not isinstance(error, Exception):
                     raise
@@ -268,24 +268,24 @@ class Dispatcher:
             if operation.error is not None and operation.error is not work.error:
                 work.fail(operation.error)
                 status = WorkStatus.FAILED
-            work.duration, work.operation = operation.duration, None  # which has the arguments
+            work.duration, work.operation = operation.duration, None  # frees the arguments
         if status is WorkStatus.FAILED:
             self.failed.append(work)
 
     def reap(self) -> None:
-        """Forget completed Works, from the oldest on, to the first that is in flight or has a Future.
+        """Drop completed Works, oldest first, up to the first that is in flight or has a Future's callback.
 
-        Asking is all the progress that some transports make, where the program's other operations are none of theirs;
-        so the more there are, the more often it asks. But a Work that the program holds will be waited for: it is asked
-        once.
+        Some transports make progress only when polled, unless the program calls other operations of theirs: so the more
+        Works are in flight, the more often this method polls. It polls a Work that the program still holds only once,
+        because the program will wait for it.
         """
         for _ in range(max(1, len(self.in_flight) // REAP_ABOVE * REAP_ASKS)):
             while True:
                 try:
                     oldest = next(iter(self.in_flight))
-                except (StopIteration, RuntimeError):  # none left, or another thread has just let go of one
+                except (StopIteration, RuntimeError):  # none left, or another thread has just dropped one
                     return
-                if oldest.is_driven:  # callbacks of Futures have the progress thread, which keeps their order
+                if oldest.is_driven:  # the progress thread polls it, and keeps the callbacks in order
                     return
                 if not oldest.has_ended():
                     if sys.getrefcount(oldest) > REFERENCES:
@@ -301,7 +301,7 @@ class Dispatcher:
         name, device, _, _ = call
         operation = Operation(self.group, name, number, device, async_op, call.named, self.hooks, persistent)
         operation.begin()
-        if isinstance(self.backends, Destroyed):  # by a hook
+        if isinstance(self.backends, Destroyed):  # a hook has destroyed the group
             error = DistError(self.backends.refusal)
             operation.end(error)
             raise error
@@ -313,28 +313,28 @@ class Dispatcher:
         self.choose_fast_path()
 
     def remove_hook(self, hook: Hook) -> None:
-        """Call `hook` no more."""
+        """Stop calling `hook`."""
         self.hooks = tuple(each for each in self.hooks if each is not hook)
         self.choose_fast_path()
 
     def take_fast_path(self, fast_path: FastPath) -> None:
-        """Use the fast path of a backend that has just been made."""
+        """Use the fast path of a new backend."""
         self.fast_path = fast_path
         if fast_path.is_open:
             fast_path.attach(self)
         self.choose_fast_path()
 
     def take_gpu_fast_path(self, fast_path: GPUFastPath) -> None:
-        """Use the fast path of a backend that has just been made, if it has one for GPU arrays."""
+        """Use the fast path of a new backend, if it has one for GPU arrays."""
         if fast_path is not Backend.gpu_fast_path:
             self.gpu_fast_path = fast_path
             fast_path.attach(self)
             self.choose_fast_path()
 
     def choose_fast_path(self) -> None:
-        """Set `fast`, `fast_on_gpu`: those that step aside while a hook listens, a block collects, after the end.
+        """Set `fast` and `fast_on_gpu`: empty ones while there are hooks or an active block, and after destroy.
 
-        A hook with a method `follows` is asked whether it knows what the fast path does without being called.
+        A hook's method `follows`, if it has one, returns whether the hook sees the fast path's operations by itself.
         """
         self.fast, self.fast_on_gpu = self.fast_path, GPU_STEPS_ASIDE if self.hooks else self.gpu_fast_path
         is_known = all(hasattr(hook, "follows") and hook.follows(self.fast_path) for hook in self.hooks)
@@ -342,7 +342,7 @@ class Dispatcher:
             self.fast, self.fast_on_gpu = STEPS_ASIDE, GPU_STEPS_ASIDE
 
     def leave_to_the_parent(self) -> None:
-        """Refuse everything in a process that has been forked: MPI's connections are its parent's."""
+        """Refuse all operations in a forked process: MPI's connections belong to its parent."""
         self.close("is that of the process which this one was forked from; call it there")
         error = DistError(f"the process that has called it is another one: this one was forked from it{on_rank()}")
         for work in self.in_flight:
@@ -352,27 +352,27 @@ class Dispatcher:
         self.in_flight.clear()
 
     def close(self, refusal: str = "") -> None:
-        """Refuse every operation from now on."""
+        """Refuse all operations from now on."""
         self.backends = Destroyed(self.group, refusal) if refusal else Destroyed(self.group)
         self.choose_fast_path()
 
 
 class Block:
-    """The operations that a coalescing() block has collected from one thread; they start together at its end."""
+    """The operations that a coalescing() block has collected from its thread; they start together at its end."""
 
     def __init__(self, dispatcher: Dispatcher, async_ops: bool) -> None:
         self._dispatcher = dispatcher
         self._async_ops = async_ops
         self._thread = threading.get_ident()
         self._calls: list[Call] = []
-        self.work: Work | None = None  # of all of them, with `async_ops`
+        self.work: Work | None = None  # with `async_ops`: one Work for all operations
 
     def is_of_this_thread(self) -> bool:
-        """Return True in the thread that has opened the block."""
+        """Return True in the thread that opened the block."""
         return threading.get_ident() == self._thread
 
     def collect(self, call: Call, async_op: bool) -> None:
-        """Add an operation, whose arguments have been checked."""
+        """Add an operation with checked arguments."""
         name = call.name
         if not (name in OPERATIONS and OPERATIONS[name].is_collected):
             self.refuse(name)
@@ -387,14 +387,14 @@ class Block:
         self._calls.append(call)
 
     def refuse(self, name: str) -> NoReturn:
-        """Raise the error of an operation that can't be collected."""
+        """Raise the error for an operation that can't be collected."""
         takes = ", ".join(spec.name for spec in OPERATIONS.values() if spec.is_collected)
         raise UnsupportedOperationError(
             f"can't be collected in a coalescing() block, which takes {takes}; call it outside{on_rank()}", name
         )
 
     def leave(self) -> None:
-        """Do the collected operations, as one."""
+        """Do the collected operations as one."""
         if self._calls:
             described = [(call.name, call.arguments) for call in self._calls]
             call = Call(("coalescing", self._calls[0].device, None, (described,)))
@@ -402,7 +402,7 @@ class Block:
             self._calls = []  # the program may keep the block for its Work
 
     def _send(self) -> Work | None:
-        """Do the collected operations, neighbours of a kind at once; return one Work for all."""
+        """Do the collected operations, neighbours of one kind together; return one Work for all."""
         works = []
         for (name, device, shared), same in groupby(self._calls, key=_kind):
             arguments = [call.arguments for call in same]
@@ -419,10 +419,10 @@ class Block:
 
 
 def batch(messages: Sequence[tuple[Dispatcher, Call]]) -> list[Work]:
-    """Start messages of one group or several, receives first; return their Works.
+    """Start messages of one or more groups, receives first; return their Works.
 
-    Those of one backend of GPU arrays are launched together. A backend may wait there for the other end of a first
-    message; so all ranks take their groups in the same order.
+    Messages of one GPU backend are launched together. A backend may wait for the other end of a first message, so all
+    ranks process their groups in the same order.
     """
     works: list[Any] = [None] * len(messages)
     receives: list[int] = []
@@ -434,11 +434,11 @@ def batch(messages: Sequence[tuple[Dispatcher, Call]]) -> list[Work]:
         if device != "cpu":
             is_on_host = False
         if device not in dispatcher.backends:
-            dispatcher.backends[device]  # made now, or refused by a group that is destroyed or has none for the array
+            dispatcher.backends[device]  # makes it now; raises if the group is destroyed or has no such backend
     if is_on_host:
         for i in receives:
             dispatcher, (_, _, array, (_, source, tag)) = messages[i]
-            works[i] = dispatcher.group.recv(array, source, tag, True)  # by the fast path, maybe
+            works[i] = dispatcher.group.recv(array, source, tag, True)  # may take the fast path
         for i in sends:
             dispatcher, (_, _, array, (_, peer, tag)) = messages[i]
             works[i] = dispatcher.group.send(array, peer, tag, True)
@@ -458,16 +458,16 @@ def batch(messages: Sequence[tuple[Dispatcher, Call]]) -> list[Work]:
 
 
 def all_dispatchers() -> list[Dispatcher]:
-    """Return the dispatchers of all groups of this process, of which other threads may make more meanwhile."""
+    """Return the dispatchers of all groups of this process."""
     while True:
         try:
             return list(_dispatchers)
-        except RuntimeError:  # one has, while the set was read
+        except RuntimeError:  # another thread has just made a group
             continue
 
 
 def _order_of(dispatcher: Dispatcher) -> tuple[tuple[int, ...], int]:
-    """Return a key by which any two groups are in the same order on all ranks that both have."""
+    """Return a sort key that orders any two groups equally on all ranks that are members of both."""
     return dispatcher.group.ranks, dispatcher.made
 
 
@@ -481,12 +481,12 @@ os.register_at_fork(after_in_child=_in_a_forked_process)
 
 @functools.cache
 def _places(name: str) -> tuple[list[int], list[int]]:
-    """Return which arguments of an operation are arrays, and which its op or root."""
+    """Return the indices of an operation's arguments that are arrays, and of the others (op, root)."""
     roles = list(enumerate(OPERATIONS[name].roles))
     return [i for i, role in roles if role.is_array], [i for i, role in roles if not role.is_array]
 
 
 def _kind(call: Call) -> tuple[str, str, list[Any]]:
-    """Return the operation, the device, and the op or root: neighbours that have these in common start together."""
+    """Return the operation, the device, and the op or root: neighbours with equal keys start together."""
     name, device, _, arguments = call
     return name, device, [arguments[i] for i in _places(name)[1]]
