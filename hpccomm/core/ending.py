@@ -1,6 +1,6 @@
-"""The end of a group: operations in flight are finished, and all ranks meet before anything is freed.
+"""The end of a group: finish operations in flight; all ranks meet before they free anything.
 
-They meet in a barrier that is polled: it ends where a rank does not come, and lets other threads work meanwhile.
+They meet in a polled barrier: it raises an error if a rank does not come, and lets other threads run meanwhile.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from ..job.meeting import Meeting
     from .group import ProcessGroup
 
-SHORTEST_MEETING = 10.0  # seconds that ranks may be apart when they destroy a group, however short its timeout
-LONGEST_END = 5.0  # seconds that what is in flight has to end, when its group is given up
-LONELY = 2.0  # seconds that a rank that has not destroyed its groups waits at its end, until it says so
-SPEAKERS = 8  # ranks of a group that may say so in destroy: of a thousand many may have to wait for a moment
+SHORTEST_MEETING = 10.0  # the least seconds to wait for other ranks in destroy, even if the group's timeout is shorter
+LONGEST_END = 5.0  # seconds for operations in flight to end when their group is given up
+LONELY = 2.0  # seconds that a rank waits for others at the end before it prints a message
+SPEAKERS = 8  # ranks of a group that may print it in destroy: in a large group many may wait for a moment
 
 
 def finish(group: ProcessGroup, deadline: float) -> list[str]:
     """Wait for the operations in flight; return a warning for each failed one whose error the program has not seen.
 
-    A Work that has timed out already is left to `give_up_the_rest`, because the others may be in `destroy` themselves;
-    but not one that a thread is executing: MPI could not be finalised under it.
+    Works that have timed out are left to `give_up_the_rest`, because the other ranks may be in `destroy` too. But this
+    function waits for a Work that a thread is executing: MPI can't be finalised during that call.
     """
     works, looks = [work for work in list(group.dispatcher.in_flight) if not work.has_timed_out], pauses()
-    # All in turn: a GPU may wait for a rank that waits for a message of the host, which goes on when it is looked at.
+    # Poll all in turn: a GPU may wait for a rank that waits for a host message, which makes progress only when polled.
     while sum(work.has_ended() for work in works) < len(works) and time.monotonic() < deadline:
         pause(next(looks))
     for work in works:
@@ -41,9 +41,9 @@ def finish(group: ProcessGroup, deadline: float) -> list[str]:
             work.wait(max(0.0, deadline - time.monotonic()))
         except DistTimeoutError as error:
             raise DistTimeoutError(f"destroy of {group!r}: {error}") from error
-        except Exception:  # told below, with those that failed earlier
+        except Exception:  # reported below, with earlier failures
             work.error_was_seen = False
-    # the program dropped these Works, and with them their errors
+    # the program dropped these Works without seeing their errors
     unseen = [f"{work!r}: {work.error}" for work in group.dispatcher.failed if not work.error_was_seen]
     group.dispatcher.failed.clear()
     for persistent in list(group.dispatcher.persistent):
@@ -53,9 +53,9 @@ def finish(group: ProcessGroup, deadline: float) -> list[str]:
 
 
 def meet(group: ProcessGroup, deadline: float) -> bool:
-    """Wait until every rank destroys the group, or leaves the program; return whether all free what they have together.
+    """Wait until every rank destroys the group or leaves the program; return whether all free their shared resources.
 
-    Nothing collective begins before that; nor afterwards, if one rank leaves, or has an operation that has not ended.
+    No collective begins before that; nor afterwards, if a rank leaves or has an operation in flight.
     """
     frees = all(work.has_ended() for work in list(group.dispatcher.in_flight))
     limit, has_said = max(deadline - time.monotonic(), SHORTEST_MEETING), group.leaving is not None
@@ -65,7 +65,7 @@ def meet(group: ProcessGroup, deadline: float) -> bool:
         if waited > LONELY and absent is not None and not has_said and group.rank < SPEAKERS:
             has_said = True
             thread = threading.Thread(target=_tell_of, args=(group, absent), name="hpccomm-destroy", daemon=True)
-            thread.start()  # asking takes seconds
+            thread.start()  # the verdict takes seconds
         if waited > limit:
             raise DistTimeoutError(
                 f"destroy of {group!r}: other ranks have not called it within {waited:.1f} s; "
@@ -81,7 +81,7 @@ def meet(group: ProcessGroup, deadline: float) -> bool:
 
 
 def give_up_the_rest(group: ProcessGroup) -> bool:
-    """Give up the operations still in flight when every rank has come to destroy the group; return True if any was."""
+    """Give up operations still in flight after all ranks have come to destroy the group; return True if any was."""
     left = [work for work in list(group.dispatcher.in_flight) if not work.has_ended()]
     if left:
         error = DistTimeoutError(
@@ -93,7 +93,7 @@ def give_up_the_rest(group: ProcessGroup) -> bool:
 
 
 def call_all(steps: Iterator[Callable[[], Any]]) -> None:
-    """Call each, also after one that has raised; raise the last error."""
+    """Call each step, even after one has raised; raise the last error."""
     for step in steps:
         try:
             step()
@@ -103,7 +103,7 @@ def call_all(steps: Iterator[Callable[[], Any]]) -> None:
 
 
 def abandon(group: ProcessGroup, dead: Sequence[int]) -> None:
-    """End operations in flight with RankFailedError, without the other ranks: the (global) ranks `dead` have died."""
+    """End operations in flight with RankFailedError, without the other ranks; `dead` has the dead global ranks."""
     error = failures.rank_failed(f"in flight on {group!r}", tuple(dead))
     deadline = time.monotonic() + LONGEST_END
     for backend in group.dispatcher.backends.values():
@@ -117,7 +117,7 @@ def abandon(group: ProcessGroup, dead: Sequence[int]) -> None:
 
 
 def leave(group: ProcessGroup, tells: bool) -> None:
-    """Wait for the other ranks at the end of a program that has not destroyed the group: they may need this one."""
+    """Wait for the other ranks, which may need this one, if the program ends without destroying the group."""
     has_said = group.leaving is not None or not tells
 
     def say(waited: float, _: int | None) -> None:
@@ -132,7 +132,7 @@ def leave(group: ProcessGroup, tells: bool) -> None:
     try:
         _wait_for_all(group, say, frees=False)
     except Exception as error:
-        if failures.translated("leave", error, group.comm) is None:  # the dead need nothing
+        if failures.translated("leave", error, group.comm) is None:  # don't wait for dead ranks
             raise
         return
     for each in (group, *group.children):
@@ -141,11 +141,11 @@ def leave(group: ProcessGroup, tells: bool) -> None:
 
 
 def _wait_for_all(group: ProcessGroup, meanwhile: Callable[[float, int | None], None], frees: bool) -> Meeting:
-    """Wait in the group's last meeting; where that takes a while, call `meanwhile` again and again.
+    """Wait in the group's last meeting; during a long wait, call `meanwhile` repeatedly.
 
-    It is given the seconds so far, and a rank known to be absent. A second call goes on where the first has ended.
+    Its arguments are the seconds so far and a rank known to be absent. A second call continues the meeting.
     """
-    from ..job.meeting import Meeting  # which loads MPI
+    from ..job.meeting import Meeting  # loads MPI
 
     began, looks = time.monotonic(), pauses()
     meeting = group.leaving = group.leaving or Meeting(group.comm, frees)
@@ -158,7 +158,7 @@ def _wait_for_all(group: ProcessGroup, meanwhile: Callable[[float, int | None], 
 
 
 def _tell_of(group: ProcessGroup, absent: int) -> None:
-    """Print the rank that has not come to destroy the group, and where it is."""
+    """Print the rank that has not come to destroy the group, and its place in the program."""
     verdict = who_is_late()
     if not group.is_destroyed:
         tell(

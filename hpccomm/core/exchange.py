@@ -1,7 +1,6 @@
-"""Exchange: every rank sends a statement to rank 0, which compares them, and every rank gets the outcome.
+"""Exchange: each rank sends a statement to rank 0, which compares them and sends the outcome to each rank.
 
-Unlike in an all_gather rank 0 knows who is missing, and a rank that comes too late gets the outcome instead of waiting
-alone.
+Unlike in an all_gather, rank 0 knows the missing ranks, and a late rank gets the outcome instead of waiting alone.
 """
 
 from __future__ import annotations
@@ -22,28 +21,28 @@ HEAD = struct.Struct("qq")  # the number of the exchange, and the kind of the me
 STATEMENT, GIVES_UP = 0, 1  # to rank 0
 FINE, DIFFERS, TIMED_OUT = 0, 1, 2  # from rank 0
 
-LAST_LOOKS = 8  # of rank 0, when all statements are there: MPI takes in one message with each
+LAST_LOOKS = 8  # probes of rank 0 after all statements have come: each probe receives at most one message
 
 Statement = dict[str, Any]
 Outcome = tuple[int, str]
 
 
 class Exchange:
-    """The exchanges on one communicator, with a tag that programs have not; every rank takes part in each.
+    """The exchanges on one communicator, with hpccomm's own tag; all ranks take part in each.
 
-    No call blocks in MPI: ranks look for messages, with pauses. An exchange has a number, so that the outcome of one
-    that a rank was late for waits for that rank, and is not taken for that of the next. A rank whose time is up tells
-    rank 0, which then ends the exchange for all; if rank 0 itself is not there, each rank ends it alone.
+    No call blocks in MPI: ranks probe for messages, with pauses. Exchanges are numbered, so that a late rank finds the
+    outcome of its own exchange and not that of another. A rank whose time is up notifies rank 0, which then ends the
+    exchange for all; if rank 0 has not come either, each rank ends it alone.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
-        from ..job.tags import MONITORED_BARRIER  # which asks MPI
+        from ..job.tags import MONITORED_BARRIER  # loads MPI
 
         self._comm, self._mpi, self._tag = comm, mpi_library.load(), MONITORED_BARRIER
         self._rank, self._size = comm.Get_rank(), comm.Get_size()
         self._number = 0
         self.is_waiting = False
-        self._statements: dict[int, dict[int, Statement]] = {}  # by exchange and rank; some ranks are ahead of this one
+        self._statements: dict[int, dict[int, Statement]] = {}  # by exchange and rank; other ranks may be ahead
         self._given_up: set[int] = set()  # exchanges
         self._sends: list[tuple[MPI.Request, bytes]] = []
 
@@ -56,7 +55,7 @@ class Exchange:
     ) -> Outcome:
         """Return the outcome: FINE, DIFFERS with the text of ``judge(statements)``, or TIMED_OUT with that of `late`.
 
-        ``late(came, missing)`` gets the statements that have come, and the other ranks (none: this one came too late).
+        ``late(came, missing)`` gets the statements that have come, and the missing ranks (none: this rank was late).
         """
         self._number += 1
         deadline = time.monotonic() + timeout
@@ -77,7 +76,7 @@ class Exchange:
                 self._take_in(*message)
             elif number in self._given_up or time.monotonic() > deadline:
                 break
-            elif len(came) == self._size:  # but a rank may have given up long ago, if this one is late
+            elif len(came) == self._size:  # if this rank is late, others may have given up
                 looks += 1
                 if looks == LAST_LOOKS:
                     break
@@ -94,7 +93,7 @@ class Exchange:
         return outcome
 
     def _take_in(self, source: int, number: int, kind: int, text: str) -> None:
-        if number < self._number:  # of a rank that came too late, and has its outcome
+        if number < self._number:  # from a late rank, which has been sent its outcome
             return
         if kind == GIVES_UP:
             self._given_up.add(number)
@@ -117,7 +116,7 @@ class Exchange:
         raise AssertionError("there is always another look")
 
     def _messages(self, source: int) -> Iterator[tuple[int, int, int, str] | None]:
-        """Yield messages (sender, number, kind, text); None where there is none now."""
+        """Yield messages (sender, number, kind, text), or None if there is none now."""
         status, looks = self._mpi.Status(), pauses()
         while True:
             message = self._comm.Improbe(source, self._tag, status)

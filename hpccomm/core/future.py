@@ -1,4 +1,4 @@
-"""Future: a value that will be there later, with torch.futures' methods on Python's own Future."""
+"""Future: a value that becomes available later; Python's own Future with torch.futures' methods."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .timeouts import pause, pauses
 if TYPE_CHECKING:
     from .work import Work
 
-SPIN = 2e-3  # seconds for which an event loop looks again in each of its turns; then once in `PAUSE`
-PAUSE = 1e-3  # the shortest that the selectors of asyncio know
+SPIN = 2e-3  # seconds in which an event loop polls in each turn; later it polls every `PAUSE` seconds
+PAUSE = 1e-3  # the resolution of asyncio's selectors
 
 
 class Future(concurrent.futures.Future[Any]):
-    """A value that will be there later.
+    """A value that becomes available later.
 
     It is a :class:`concurrent.futures.Future`, so ``concurrent.futures.wait``, ``asyncio.wrap_future`` and
     ``await future`` work; `then`, `value` and `wait` are torch.futures' names.
@@ -39,25 +39,25 @@ class Future(concurrent.futures.Future[Any]):
     def wait(self, timeout: float | None = None) -> Any:
         """Block until the future is completed; return the value, or raise the error.
 
-        `timeout` is in seconds; ``concurrent.futures.TimeoutError`` is raised when it passes.
+        `timeout` is in seconds; after that time ``concurrent.futures.TimeoutError`` is raised.
         """
         return self.result(timeout)
 
     def add_done_callback(self, fn: Callable[[concurrent.futures.Future[Any]], object]) -> None:
-        """Call ``fn(self)`` when the future is completed, in the thread that completes it; at once if it is already."""
+        """Call ``fn(self)`` in the thread that completes the future; at once if it is already completed."""
         super().add_done_callback(_Callback(fn))
 
     def value(self) -> Any:
-        """Return the value of a completed future, or raise its error; RuntimeError if it is not completed yet."""
+        """Return the value of a completed future, or raise its error; RuntimeError if it is not yet completed."""
         if not self.done():
             raise RuntimeError("Future.value: the future is not completed; call wait(), or check done() first")
         return self.result()
 
     def then(self, callback: Callable[[Future], Any]) -> Future:
-        """Return a Future for the result of ``callback(self)``, which is called when this one is completed.
+        """Call ``callback(self)`` when this future is completed; return a Future of the callback's result.
 
         An exception in the callback becomes the exception of the returned Future. The callback runs in
-        the thread that completes this future, or at once if it is completed already.
+        the thread that completes this future, or at once if it is already completed.
         """
         chained = Future()
 
@@ -66,7 +66,7 @@ class Future(concurrent.futures.Future[Any]):
                 return  # cancelled meanwhile
             try:
                 chained.set_result(callback(self))
-            except BaseException as error:  # whoever waits for the chained future sees it
+            except BaseException as error:  # passed to the waiter of the chained future
                 chained.set_exception(error)
 
         self.add_done_callback(run)
@@ -79,37 +79,37 @@ class Future(concurrent.futures.Future[Any]):
 
 
 class Driven(Future):
-    """A Future that completes while somebody waits for it or polls it; a thread completes it once a callback needs one.
+    """A Future that makes progress in waits and polls; if it has a callback, a thread makes progress for it.
 
-    `concurrent.futures.wait` and `as_completed` call nobody: they put something into `_waiters`, and sleep.
+    `concurrent.futures.wait` and `as_completed` call no method: they append to `_waiters`, and sleep.
     """
 
-    is_driven = False  # by a thread, or by callbacks of others
+    is_driven = False  # a thread, or callbacks of other futures, will complete it
 
     def __init__(self) -> None:
         super().__init__()
         self._waiters = _Waiters(weakref.WeakMethod(self.expect_sleeper))
 
     def look(self) -> None:
-        """Poll, and complete the Future if it is time."""
+        """Poll; complete the Future if its operation has ended."""
         raise NotImplementedError
 
     def start(self) -> None:
-        """Make it complete without being polled, from now on."""
+        """Let a thread poll from now on."""
         raise NotImplementedError
 
     def expect_sleeper(self) -> None:
-        """Do as `start`, for a thread that is about to sleep in `concurrent.futures.wait` or `as_completed`."""
+        """Call `start`: a thread is about to sleep in `concurrent.futures.wait` or `as_completed`."""
         self.start()
 
     def done(self) -> bool:
-        """Return True if it is completed, or cancelled."""
+        """Return True if it is completed or cancelled."""
         if not (self.is_driven or super().done()):
             self.look()
         return super().done()
 
     def result(self, timeout: float | None = None) -> Any:
-        """Do as :meth:`wait`."""
+        """Do the same as :meth:`wait`."""
         return super().result(self.drive(timeout))
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -117,7 +117,7 @@ class Driven(Future):
         return super().exception(self.drive(timeout))
 
     def drive(self, timeout: float | None) -> float | None:
-        """Complete it, unless others do; return the time that is left to wait for them."""
+        """Poll until it is completed or another thread drives it; return the remaining time to wait."""
         if self.done():
             return timeout
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -129,7 +129,7 @@ class Driven(Future):
         return None if deadline is None else max(0.0, deadline - time.monotonic())
 
     def add_done_callback(self, fn: Callable[[concurrent.futures.Future[Any]], object]) -> None:
-        """Do as :meth:`Future.add_done_callback`."""
+        """Do the same as :meth:`Future.add_done_callback`."""
         if not super().done():
             self.start()
         super().add_done_callback(fn)
@@ -147,17 +147,17 @@ class WorkFuture(Driven):
     def __init__(self, work: Work) -> None:
         super().__init__()
         self._work: Work | None = work  # until it has ended
-        self.set_running_or_notify_cancel()  # it is under way: cancel() says False
+        self.set_running_or_notify_cancel()  # it is running: cancel() returns False
 
     def look(self) -> None:
-        """Poll the Work; it has not ended before the hooks, maybe in another thread, have been called."""
+        """Poll the Work; it counts as ended only after its hooks have been called, perhaps in another thread."""
         work = self._work
         if work is not None and work.is_completed() and work.is_notified:
             self.settle(work)
 
     def settle(self, work: Work) -> None:
-        """Complete with the result or the error of the Work, which has ended."""
-        with contextlib.suppress(concurrent.futures.InvalidStateError):  # another thread has
+        """Complete with the result or error of the ended Work."""
+        with contextlib.suppress(concurrent.futures.InvalidStateError):  # another thread has completed it
             if work.error is None:
                 self.set_result(work.info.result)
             else:
@@ -173,7 +173,7 @@ class WorkFuture(Driven):
             progress.drive(work)
 
     def drive(self, timeout: float | None) -> float | None:
-        """Do as Driven; without a time limit the Work can block."""
+        """Do the same as Driven; without a time limit, block in the Work."""
         work = self._work
         if work is not None and progress.is_ahead_of(work):
             self.start()  # callbacks of earlier operations come first
@@ -181,7 +181,7 @@ class WorkFuture(Driven):
             try:
                 work.synchronize()
             except BaseException as error:
-                if error is not work.error:  # a time-out, or of a signal's handler
+                if error is not work.error:  # a timeout, or raised by a signal handler
                     raise
         return super().drive(timeout)
 
@@ -197,13 +197,13 @@ class _Collected(Driven):
             self.set_result(futures)
 
     def look(self) -> None:
-        """Poll each, which lets it make progress."""
+        """Poll each future, which makes progress."""
         self._left = [future for future in self._left if not future.done()]
         if not self._left:
             self._settle()
 
     def start(self) -> None:
-        """Make each complete without being polled."""
+        """Let a thread poll each future from now on."""
         with self._condition:
             if self.is_driven:
                 return
@@ -213,18 +213,18 @@ class _Collected(Driven):
             future.add_done_callback(lambda _: None if next(remaining) else self._settle())
 
     def _settle(self) -> None:
-        with contextlib.suppress(concurrent.futures.InvalidStateError):  # another thread has, or it is cancelled
+        with contextlib.suppress(concurrent.futures.InvalidStateError):  # already completed or cancelled
             self.set_result(self._futures)
 
 
 class _Waiters(list[Any]):
-    """The waiters of a Future that do not poll it."""
+    """The waiters that sleep without polling the Future."""
 
     def __init__(self, expect: weakref.WeakMethod[Callable[[], None]]) -> None:
         self._expect = expect
 
     def append(self, waiter: Any) -> None:
-        """Add a waiter, and make a thread complete the Future."""
+        """Add a waiter; let a thread complete the Future."""
         super().append(waiter)
         expect_sleeper = self._expect()
         if expect_sleeper is not None:
@@ -232,26 +232,26 @@ class _Waiters(list[Any]):
 
 
 def turns_until(is_done: Callable[[], bool]) -> Generator[Any, None, None]:
-    """Yield to the event loop of asyncio until `is_done()` is true, which each turn asks."""
+    """Yield to asyncio's event loop until `is_done()`, called in each turn, returns True."""
     import asyncio  # takes 30 ms
 
     began = time.perf_counter()
     while not is_done():
         if time.perf_counter() - began < SPIN:
-            yield  # to what else is ready
+            yield  # let other ready tasks run
             pause(0)
         else:
             yield from asyncio.sleep(PAUSE).__await__()
 
 
 class _Callback:
-    """A callback, until it has been called: its Future keeps this object, and the function may keep the Future."""
+    """A callback that drops its function after the call: Future and function may refer to each other."""
 
     def __init__(self, function: Callable[[Any], object]) -> None:
         self._functions = [function]
 
     def __call__(self, future: Any) -> None:
-        """Call it; what ends a thread (sys.exit) must not end hpccomm's, which has other futures to complete."""
+        """Call the function; its SystemExit must not end hpccomm's thread, which serves other futures too."""
         try:
             self._functions.pop()(future)
         except BaseException as error:

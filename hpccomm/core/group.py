@@ -1,4 +1,4 @@
-"""ProcessGroup: its members, its dispatcher, its life."""
+"""ProcessGroup: its members, its dispatcher, its creation and its end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from .hooks import Hook, RemovableHandle
 
-PUBLIC = [  # beside the operations
+PUBLIC = [  # besides the operations
     "rank", "size", "ranks", "nodes", "local_rank", "local_ranks", "comm", "config", "device_id", "timeout", "name",
     "on_timeout", "description", "group_name", "group_desc", "is_destroyed", "sequence_number", "message_number",
     "is_replacement", "store", "on", "group_rank", "global_rank", "register_hook", "enable_timing", "destroy", "agree",
@@ -44,10 +44,10 @@ class ProcessGroup(Operations):
     """A set of ranks that communicate, with a private MPI communicator and one backend per device.
 
     Programs get one from :func:`init_process_group` or :func:`new_group` and pass it to the functions of
-    `hpccomm`; libraries make one on a communicator of their own by :meth:`on`. Each operation is also a method:
-    ``group.all_reduce(x)`` is ``hc.all_reduce(x, group=group)``. Methods count ranks *in the group*.
+    `hpccomm`; libraries make one on their own communicator by :meth:`on`. Each operation is also a method:
+    ``group.all_reduce(x)`` is ``hc.all_reduce(x, group=group)``. Methods take ranks *of the group*.
 
-    As a context manager it is destroyed at the end of the block.
+    A ``with`` block destroys the group at its end.
 
     Attributes
     ----------
@@ -58,27 +58,27 @@ class ProcessGroup(Operations):
     ranks : tuple of int
         The global rank of each member.
     nodes : tuple of int
-        The number of the node of each member.
+        The node number of each member.
     local_rank : int
         This process's rank among the members on its node.
     local_ranks : list of int
         The ranks (in the group) of the members on this node.
     comm : mpi4py.MPI.Intracomm
-        The group's own communicator. Duplicate it for messages of your own.
+        The group's own communicator. Duplicate it for your own messages.
     config : BackendConfig
         The backend of each device.
     timeout : timedelta
         The time limit of operations, monitored_barrier and destroy.
     on_timeout : str
-        ``"abort"`` ends the job after that time, ``"raise"`` raises DistTimeoutError where that is possible, ``"warn"``
-        goes on.
+        After that time ``"abort"`` ends the job, ``"raise"`` raises DistTimeoutError if possible, and ``"warn"``
+        continues.
     name : str
         For messages; also ``group_name``.
     description : str
         For messages; also ``group_desc``.
     is_replacement : bool
-        True in the world that :func:`init_process_group` returns on a spare: it has the place of a dead rank, but not
-        its state.
+        True in the world that :func:`init_process_group` returns on a spare: it has the rank of a dead process, but
+        not its state.
 
     Examples
     --------
@@ -94,12 +94,12 @@ class ProcessGroup(Operations):
     def __init__(self, rank: int, size: int, **fields: Any) -> None:
         super().__init__(rank, size, **fields)
         self.dispatcher = Dispatcher(self)
-        self.owner: ProcessGroup = self  # the world, of the groups made from it
-        self.children: list[ProcessGroup] = []  # destroyed with it: those that it owns
-        self.leaving: Any = None  # the meeting at the end, once begun
+        self.owner: ProcessGroup = self  # for a group made from a world, that world
+        self.children: list[ProcessGroup] = []  # groups made from this one, and destroyed with it
+        self.leaving: Any = None  # the meeting at the end, after it has begun
         self.on_destroy: Callable[[ProcessGroup], None] | None = None
-        self.successor: ProcessGroup | None = None  # what shrink_group or replace_failed has made of it
-        self.shrunk_from: ProcessGroup | None = None  # a world of more ranks, all of which live; it ends with this one
+        self.successor: ProcessGroup | None = None  # the group that shrink_group or replace_failed made from it
+        self.shrunk_from: ProcessGroup | None = None  # a larger world without dead ranks; destroyed with this one
         self.is_replacement = False
         self.attachments: dict[type, Any] = {}  # by class; destroy calls their finish(), a death give_up(ranks)
         self._store: Any = None
@@ -125,18 +125,17 @@ class ProcessGroup(Operations):
         timeout: timedelta | float | None = None,
         name: str = "",
     ) -> ProcessGroup:
-        """Make a group of the ranks of an MPI communicator; it needs no :func:`init_process_group`.
+        """Make a group of the ranks of an MPI communicator, without :func:`init_process_group`; collective.
 
-        For libraries that bring a communicator of their own. Every rank of `comm` calls it. The group's global ranks
-        are the ranks of `comm`.
+        It is for libraries with their own communicator. The group's global ranks are the ranks of `comm`.
 
         Parameters
         ----------
         comm : mpi4py.MPI.Intracomm
-            It is duplicated, so that messages on it never mix with the group's. With a Cartesian topology
+            It is duplicated, so its messages never mix with the group's. With a Cartesian topology
             (``Create_cart``) the group is a :class:`Grid`.
         config : BackendConfig or str, optional
-            The backend of each device, as `backend` of :func:`init_process_group`.
+            The backend of each device, like `backend` of :func:`init_process_group`.
         timeout
             As for :func:`init_process_group`.
         name : str, optional
@@ -145,14 +144,14 @@ class ProcessGroup(Operations):
         Returns
         -------
         ProcessGroup
-            The group; :meth:`destroy`, or the end of a ``with`` block, destroys it.
+            The group; :meth:`destroy` or the end of a ``with`` block destroys it.
 
         Raises
         ------
         TypeError
-            `comm` is no intracommunicator.
+            `comm` is not an intracommunicator.
         ValueError
-            `config` or `timeout` is invalid, or an environment variable HPCCOMM_* of rank 0 (on every rank).
+            `config` or `timeout` is invalid, or (on every rank) an environment variable HPCCOMM_* of rank 0.
 
         Examples
         --------
@@ -177,10 +176,10 @@ class ProcessGroup(Operations):
 
     @property
     def store(self) -> Any:
-        """The group's key-value :class:`Store`, which all members share; opened when it is first asked for.
+        """The group's key-value :class:`Store`, shared by all members; opened at the first access.
 
-        It is a part of the world's, which rank 0's process holds, or of the one that the program has given to
-        :func:`init_process_group`. It ends with the world. Asking is not collective, and using it is not either.
+        It is a part of the world's store, in the process of rank 0, or of the store that the program passed to
+        :func:`init_process_group`. It ends with the world. Neither access nor use is collective.
 
         Examples
         --------
@@ -200,16 +199,16 @@ class ProcessGroup(Operations):
     def nccl_handle(self) -> int:
         """The address of the ncclComm_t that connects this rank's GPU to the others', for libraries that call NCCL.
 
-        It is hpccomm's: others must not free it, and not use it after the group has been destroyed or has failed. What
-        they put on it comes in the same order on every rank, among hpccomm's own operations too, and not from two
-        threads at once. In groups with ``on_timeout="raise"`` its calls may return ncclInProgress.
+        hpccomm owns it: do not free it, and do not use it after the group has been destroyed or has failed. Launch
+        operations on it in the same order on every rank, relative to hpccomm's operations too, and never from two
+        threads at once. In groups with ``on_timeout="raise"`` NCCL's calls may return ncclInProgress.
 
         Raises
         ------
         DistError
-            The ranks are not connected yet; the message says how.
+            The ranks are not connected yet; the message says how to connect them.
         UnsupportedOperationError
-            The group's GPU arrays do not go over NCCL.
+            The group does not use NCCL for GPU arrays.
         """
         return self.dispatcher.backends["cuda"].nccl_handle
 
@@ -225,40 +224,40 @@ class ProcessGroup(Operations):
         cta_policy: int | None = None,
         user_profiler_tag: int | None = None,
     ) -> AbstractContextManager[None]:
-        """Return a context in which NCCL does this group's collectives on GPU arrays as told (ncclCollConfig_t).
+        """Return a context manager that configures this group's NCCL collectives on GPU arrays (ncclCollConfig_t).
 
-        Every rank enters it with the same values, which NCCL does not compare. Persistent operations keep what holds
-        where they are made. Messages, and what is made of them (`gather`, `scatter`, `all_to_all` of lists or of parts
-        of different sizes), have no such settings.
+        Every rank must enter it with the same values; NCCL does not compare them. Persistent operations keep the values
+        of their set-up. Messages, and operations made of messages (`gather`, `scatter`, `all_to_all` of lists or of
+        parts of different sizes), have no such settings.
 
         Parameters
         ----------
         min_ctas, max_ctas : int, optional
-            How many blocks of the GPU the kernel has at least and at most: few leave room for other kernels.
+            The least and the largest number of thread blocks of the kernel: few leave space for other kernels.
         nvls_ctas, cga_cluster_size : int, optional
-            How many blocks for NVLink SHARP; how many make a cluster of thread blocks (Hopper and later).
+            The number of thread blocks for NVLink SHARP; that of a thread block cluster (Hopper and later).
         alg_selection : str, optional
-            Which algorithms NCCL may choose from, such as ``"ring"``, ``"tree,ring"``, ``"^nvls"``.
+            The algorithms that NCCL may choose from, such as ``"ring"``, ``"tree,ring"``, ``"^nvls"``.
         force_alg_selection : bool, optional
-            False: another algorithm where none of these can do it; by default that is an error.
+            False: NCCL may use another algorithm if none of these is possible; by default that is an error.
         cta_policy : int, optional
-            ``NCCL_CTA_POLICY_*`` of nccl.h: 1 for efficiency, 2 to use no SM where that can be.
+            ``NCCL_CTA_POLICY_*`` of nccl.h: 1 for efficiency, 2 to use no SM if possible.
         user_profiler_tag : int, optional
-            What NCCL's profiler plugins are told with the calls.
+            A tag that NCCL passes to its profiler plugins.
 
         Returns
         -------
         context manager
-            Of None. What is left out is as for other calls.
+            It yields None. Omitted settings keep NCCL's defaults.
 
         Raises
         ------
         DistBackendError
-            NCCL is older than 2.31. A value that NCCL does not take is an error of the collective.
+            NCCL is older than 2.31. A value that NCCL refuses is an error of the collective.
         DistError
-            The ranks are not connected yet; the message says how.
+            The ranks are not connected yet; the message says how to connect them.
         UnsupportedOperationError
-            The group's GPU arrays do not go over NCCL.
+            The group does not use NCCL for GPU arrays.
 
         Examples
         --------
@@ -280,28 +279,28 @@ class ProcessGroup(Operations):
             {name: each for name, each in given.items() if each is not None}
         )
 
-    # -- operations, as the dispatcher gets them ----------------------------------------------------
+    # -- numbers, hooks and comparison of operations ------------------------------------------------
 
     @property
     def sequence_number(self) -> int:
-        """The number of collectives that this rank has begun in this group: the same number is the same collective."""
+        """The number of collectives that this rank has begun in this group; each has the same number on all ranks."""
         return self.dispatcher.number_of("barrier")
 
     @property
     def message_number(self) -> int:
-        """The number of messages that this rank has begun to send or to receive in this group."""
+        """The number of sends and receives that this rank has begun in this group."""
         return self.dispatcher.number_of("send")
 
     def register_hook(self, hook: Hook) -> RemovableHandle:
         """Call `hook` for every operation of this group on this rank, until the handle's ``remove()``.
 
-        ``hook.begin(operation)`` is called before the transport is, ``hook.end(operation)`` when the operation has
-        ended; each gets the same :class:`Operation`. While a hook is registered, small operations take the long way.
+        ``hook.begin(operation)`` is called before the transport, ``hook.end(operation)`` after the end of the
+        operation, with the same :class:`Operation`. While a hook is registered, no operation takes the fast path.
 
         Parameters
         ----------
         hook : object
-            With the methods `begin` and `end` of :class:`Hook`.
+            An object with the methods `begin` and `end` of :class:`Hook`.
 
         Returns
         -------
@@ -326,9 +325,9 @@ class ProcessGroup(Operations):
         return RemovableHandle(functools.partial(self.dispatcher.remove_hook, hook))
 
     def enable_timing(self) -> None:
-        """Measure how long each operation takes from now on, on this rank: see :meth:`Work.get_duration`.
+        """Measure the time of each later operation on this rank: see :meth:`Work.get_duration`.
 
-        Small operations take the long way then, which costs some microseconds. c10d calls it
+        Operations then don't take the fast path, which costs some microseconds. c10d's name is
         ``_enable_collectives_timing``.
 
         Examples
@@ -347,38 +346,38 @@ class ProcessGroup(Operations):
             self.register_hook(Timing())
 
     def agree_on(self, name: str, *details: str) -> None:
-        """Raise on every rank if not every rank makes this call, where calls are compared: HPCCOMM_DEBUG=DETAIL."""
+        """With HPCCOMM_DEBUG=DETAIL, raise on every rank unless all ranks make this call."""
         words = f"{name} ({shortened(details[0])})" if details else name
         self.dispatcher.recent.append((self.sequence_number, words, "", 0))
         if self.dispatcher.check is not None:
             self.dispatcher.check.agree(name, *details)
 
-    # -- life ------------------------------------------------------------------------------------
+    # -- the end ---------------------------------------------------------------------------------
 
     def __dir__(self) -> list[str]:
-        """Return the names for programs, which completion shows; others are for hpccomm's own files."""
+        """Return the public names, which completion shows; others are for hpccomm's own files."""
         operations = {*vars(Operations), *vars(GeneratedOperations)}
         return sorted({*PUBLIC, *own_names(type(self)), *(name for name in operations if not name.startswith("_"))})
 
     def destroy(self) -> None:
-        """Finish what is in flight, free the backends and the communicator. Every rank of the group calls it.
+        """Finish operations in flight, and free the backends and the communicator; collective.
 
-        Groups made from it are destroyed first. Afterwards every operation on the group is refused. Messages that
-        nobody has received are dropped, with a warning. A group that is destroyed already is left alone. In a group
-        with ``on_timeout="raise"``, what has timed out is given up when every rank has come.
+        Groups made from it are destroyed first. Afterwards the group refuses every operation. Messages that no rank
+        has received are dropped, with a warning. Destroying a group twice does nothing. In a group
+        with ``on_timeout="raise"``, operations that have timed out are given up after every rank has come.
 
         Raises
         ------
         DistTimeoutError
-            An operation is still in flight after the group's timeout (a receive that nobody sends to, for example:
-            `Work.abort` takes it back), or another rank has not called it by then. The group is not destroyed.
+            An operation is still in flight after the group's timeout (a receive without a send, for example:
+            `Work.abort` cancels it), or another rank has not called it by then. The group is not destroyed.
         checkpoint.CheckpointError
-            On every rank: the checkpoint of `checkpoint.save_async` that was under way has failed. The group is not
+            On every rank: the running checkpoint of `checkpoint.save_async` has failed. The group is not
             destroyed.
         DistError
             Inside a coalescing() block.
         """
-        for text in self._destroy():  # at the last: with -W error a warning raises, on some ranks only
+        for text in self._destroy():  # last: with -W error, warnings raise, and only on some ranks
             warnings.warn(text, RuntimeWarning, stacklevel=3)
 
     def _destroy(self) -> list[str]:
@@ -396,8 +395,8 @@ class ProcessGroup(Operations):
         deadline = time.monotonic() + as_seconds(self.timeout)
         warned += finish(self, deadline)
         all_free = self.comm is None or meet(self, deadline)
-        is_clean = not give_up_the_rest(self) and all_free  # otherwise MPI keeps the communicator
-        # From here on there is no way back: each step is taken, whatever one before it has raised.
+        is_clean = not give_up_the_rest(self) and all_free  # otherwise the communicator is not freed
+        # From here on every step runs, even if an earlier one has raised.
         steps: list[Callable[[], Any]] = [functools.partial(observers.group_gone, self)]
         steps += [each.close if is_clean else each.abort for each in reversed(self.dispatcher.backends.values())]
         steps.append(self.dispatcher.close)
@@ -414,10 +413,10 @@ class ProcessGroup(Operations):
         return warned
 
     def give_up(self, ranks: Sequence[int], refusal: str) -> None:
-        """Free the group without the other ranks, because some (global) `ranks` have died.
+        """Free the group without the other ranks, because the (global) `ranks` have died.
 
         Operations in flight end with RankFailedError; later ones raise a DistError with the text `refusal`. The
-        communicator is not freed, because MPI may still have messages on it.
+        communicator is not freed, because it may still have messages in flight.
         """
         from .ending import abandon
 
@@ -454,9 +453,9 @@ class ProcessGroup(Operations):
         return getattr(self.dispatcher.backends, "refusal", "")
 
     def leave(self, tells: bool = True) -> None:
-        """Wait for the other ranks at the end of a program that has not destroyed the group: they may need this one.
+        """Wait for the other ranks, which may need this one, if the program ends without destroying the group.
 
-        Where that takes a while it `tells` so.
+        If the wait is long and `tells` is true, print a message.
         """
         from .ending import leave
 
@@ -464,11 +463,11 @@ class ProcessGroup(Operations):
 
     @property
     def is_destroyed(self) -> bool:
-        """True if the group has been destroyed: it refuses every operation."""
+        """True if the group has been destroyed and refuses every operation."""
         return isinstance(self.dispatcher.backends, Destroyed)
 
     def abort(self, status: int = 1) -> NoReturn:
-        """End the whole MPI job at once, every rank of it, with exit status `status` (MPI_Abort)."""
+        """End all ranks of the MPI job at once, with exit status `status` (MPI_Abort)."""
         from ..process.abort import abort
 
         for backend in list(self.dispatcher.backends.values()):
@@ -480,7 +479,7 @@ class ProcessGroup(Operations):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Raise AttributeError; for a name of mpi4py's it says what that is here."""
+            """Raise AttributeError; for mpi4py's names it includes hpccomm's name."""
             from .mpi4py_names import instead_of
 
             kind = type(self).__name__
@@ -490,7 +489,7 @@ class ProcessGroup(Operations):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        # Destroying is collective: a rank that is on its way out with an error would wait for ranks that never come.
+        # Destroying is collective: after an error, this rank would wait for ranks that never come.
         if isinstance(error, SystemExit) and self.owner is self and self.size > 1:
             end_with(error)
         if kind is None:
@@ -506,16 +505,16 @@ class ProcessGroup(Operations):
 def make_group(
     owner: ProcessGroup | None = None, kind: Callable[..., ProcessGroup] | None = None, **fields: Any
 ) -> ProcessGroup:
-    """Make a group; `kind` is its class, if that is not ProcessGroup."""
+    """Make a group; `kind` is its class (default: ProcessGroup)."""
     group = (kind or ProcessGroup)(**fields)
     names = set(group.config.device_map.values())
-    if len(names) == 1 and not names & registry.BUILT_IN:  # a custom backend, which may meet the other ranks when made
+    if len(names) == 1 and not names & registry.BUILT_IN:  # a custom backend may communicate in its constructor
         group.dispatcher.backends[next(iter(group.config.device_map))]
     group.owner = owner or group
     observers.new_group(group)
     for device, name in group.config.device_map.items():
         if registry.REGISTRY[name].connects:
-            group.dispatcher.backends[device]  # which makes it
+            group.dispatcher.backends[device]  # makes it
     return group
 
 
@@ -530,7 +529,7 @@ def child_of(
     is_duplicated: bool = False,
     kind: Callable[..., ProcessGroup] | None = None,
 ) -> ProcessGroup:
-    """Make the group of a new communicator of these ranks of `owner`, with which it is destroyed."""
+    """Make a group on a new communicator of these ranks of `owner`; it is destroyed with `owner`."""
     mpi_library.private(comm, owner.comm).Set_name(f"hpccomm {name}")
     if not is_duplicated:
         failures.keep_spare(comm)

@@ -1,4 +1,4 @@
-"""Hooks: methods of a program that the dispatcher calls at the beginning and the end of every operation of a group."""
+"""Hooks: methods of the program; the dispatcher calls them at the beginning and end of a group's operations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, repr=False)
 class Operation:
-    """One operation of a group, as hooks see it.
+    """One operation of a group; the argument of hooks.
 
     Attributes
     ----------
@@ -26,21 +26,21 @@ class Operation:
     name : str
         ``"all_reduce"``; the start of a persistent operation is ``"all_reduce_start"``.
     sequence_number : int
-        Its number among the collectives of its group, or among the messages of its group on this rank, from 1. The
-        same number is the same collective on every rank.
+        Its number among the group's collectives, or among the group's messages on this rank, from 1. A
+        collective has the same number on every rank.
     device : str
         The device whose backend does it: ``"cpu"``, ``"cuda"`` ... or ``"objects"``.
     async_op : bool
     arguments : dict
-        The arguments of the backend's method, by name: ``{"array": ..., "op": ReduceOp.SUM}``. Ranks in it are ranks of
-        the group. The names of each operation are in the documentation, "Operations".
+        The arguments of the backend's method, by name: ``{"array": ..., "op": ReduceOp.SUM}``. Ranks are ranks of the
+        group. The documentation, "Operations", lists the names.
     error : BaseException or None
         The exception that ended it.
     outcome : object
-        In `end`, the result of a blocking operation; of a receive that is the sender's rank in the group (for Python
-        objects: these, and the rank).
+        In `end`, the result of a blocking operation; for a receive the sender's rank in the group (for Python
+        objects: the objects and the rank).
     work : PersistentWork or None
-        The persistent operation, of one of its starts.
+        For the start of a persistent operation, the persistent operation.
 
     Examples
     --------
@@ -78,28 +78,28 @@ class Operation:
         for hook in hooks:
             try:
                 hook.begin(self)
-            except Exception as error:  # the operation does not begin: for those who have been told, it has ended
+            except Exception as error:  # the operation does not begin: the earlier hooks see its end
                 self.end(error)
                 raise
             self._hooks.append(hook)
         self.began = time.perf_counter()
 
     def end(self, error: BaseException | None = None) -> None:
-        """Call the `end` of the same hooks, also of one that has been removed meanwhile."""
+        """Call `end` of the same hooks, even of a hook that has been removed meanwhile."""
         self.ended = time.perf_counter()
         self.error = error
         errors = []
         for hook in self._hooks:
             try:
                 hook.end(self)
-            except Exception as raised:  # the other hooks have seen the begin
+            except Exception as raised:  # the other hooks must see the end
                 errors.append(raised)
         if errors:
             raise errors[0]
 
     @property
     def arrays(self) -> list[Any]:
-        """The arrays among the arguments, those of lists and of dicts one by one."""
+        """The arrays among the arguments, also those in lists and dicts."""
         arrays: list[Any] = []
         pending = list(self.arguments.values())
         while pending:
@@ -114,27 +114,27 @@ class Operation:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all arrays together."""
+        """The total bytes of all arrays."""
         return sum(count_of(array) * array.dtype.itemsize for array in self.arrays)
 
     @property
     def op(self) -> ReduceOp | None:
-        """The reduction, of an operation that reduces."""
+        """The reduction; None if the operation does not reduce."""
         return self.arguments.get("op")
 
     @property
     def peer(self) -> int | None:
-        """The root, the destination or the source: a rank of the group; None where there is none, and for "any"."""
+        """The root, destination or source: a rank of the group; None if there is none, or for any source."""
         return next((self.arguments[name] for name in ("root", "dst", "src") if name in self.arguments), None)
 
     @property
     def described(self) -> str:
-        """The operation in words, where it is not one of a group; otherwise ""."""
+        """A description of an operation outside groups; "" for an operation of a group."""
         return ""
 
     @property
     def duration(self) -> float | None:
-        """The seconds from its beginning to when its end was noticed; None before."""
+        """The seconds from its beginning until its end was noticed; None before."""
         return self.ended - self.began if self.began and self.ended else None
 
     def __repr__(self) -> str:
@@ -161,14 +161,14 @@ class Hook(Protocol):
     """
 
     def begin(self, operation: Operation) -> None:
-        """See an operation before its transport is called; an exception raised here keeps it from starting."""
+        """Observe an operation before its transport is called; an exception raised here prevents the operation."""
 
     def end(self, operation: Operation) -> None:
-        """See an operation that has ended, well or not: an asynchronous one in the thread that notices."""
+        """Observe an operation that has ended or failed; an asynchronous one in the thread that notices its end."""
 
 
 class Timing:
-    """A hook that does nothing: with one, operations know when they began and ended."""
+    """A hook that does nothing: with any hook, operations record their beginning and end."""
 
     def begin(self, operation: Operation) -> None:
         """Do nothing."""
@@ -177,7 +177,7 @@ class Timing:
 
 
 class RemovableHandle:
-    """The handle of a registered hook: `remove` takes the hook away, and so does the end of a ``with`` block.
+    """The handle of a registered hook: `remove` or the end of a ``with`` block removes the hook.
 
     Examples
     --------
@@ -197,7 +197,7 @@ class RemovableHandle:
         self._remove: Callable[[], None] | None = remove
 
     def remove(self) -> None:
-        """Take the hook away; doing it twice does nothing."""
+        """Remove the hook; a second call does nothing."""
         if self._remove is not None:
             self._remove()
             self._remove = None

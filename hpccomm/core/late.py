@@ -1,4 +1,4 @@
-"""Every module that hpccomm imports by its name in text, in this one table: transports, CUDA, subcommands, features."""
+"""The table of all modules that hpccomm imports by a name in text: transports, CUDA, subcommands, features."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BENCH = "hpccomm.bench.command"
 
 
 def late(name: str) -> Any:
-    """Return the attribute of ``"module:attribute"``, or the module itself; it is imported now.
+    """Import a module; return the attribute of ``"module:attribute"``, or the module itself.
 
     >>> late("math:floor")(2.5)
     2
@@ -44,14 +44,14 @@ def late(name: str) -> Any:
 
 
 def package() -> ModuleType:
-    """Return hpccomm itself, of which files below it read what users call."""
+    """Return the package hpccomm, from which lower layers read the public functions."""
     return sys.modules["hpccomm"]
 
 
 def attributes(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package (PEP 562) that imports attributes when they are first used.
+    """Return a ``__getattr__`` for a package (PEP 562) that imports attributes at their first use.
 
-    `modules` has the module of the package in which each is defined.
+    `modules` has the submodule that defines each attribute.
     """
 
     def imported(name: str) -> Any:

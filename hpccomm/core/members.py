@@ -1,4 +1,4 @@
-"""The ranks of a group, and the conversion of global ranks, group ranks and arguments into each other."""
+"""The ranks of a group: convert between global ranks, group ranks and the arguments that name them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ TO_NOBODY = frozenset({"send", "recv", "isend", "irecv", "sendrecv", "send_init"
 
 
 class Members(Membership):
-    """The members of a group, found by their ranks in the group and by their global ranks."""
+    """The members of a group, by group rank and by global rank."""
 
     def __init__(self, rank: int, size: int, **fields: Any) -> None:
         super().__init__(rank, size, **fields)
         self.group_ranks = {global_rank: group_rank for group_rank, global_rank in enumerate(self.ranks)}
 
     def group_rank(self, global_rank: Integer) -> int:
-        """Return the rank in this group of a global rank; ValueError if it is not a member."""
+        """Return the group rank of a global rank; ValueError if it is not a member."""
         try:
             return self.group_ranks[checks.integer("global rank", global_rank)]
         except KeyError:
@@ -34,13 +34,13 @@ class Members(Membership):
             ) from None
 
     def global_rank(self, group_rank: Integer) -> int:
-        """Return the global rank of a rank in this group; ValueError if there is no such rank."""
+        """Return the global rank of a group rank; ValueError if there is no such rank."""
         return self.ranks[calls.rank(self, "group rank", group_rank)]
 
     def peer(self, operation: str, argument: str, global_rank: Integer | None, group_rank: Integer | None) -> int:
-        """Return the group rank that ``src=`` (a global rank) or ``group_src=`` (a group rank) names.
+        """Return the group rank given by ``src=`` (a global rank) or ``group_src=`` (a group rank).
 
-        Of a message it may be MPI.PROC_NULL, which is negative: there is nothing to send or to receive.
+        For messages it may be MPI.PROC_NULL, which is negative: nothing is sent or received.
         """
         if group_rank is None and type(global_rank) is int and global_rank in self.group_ranks:
             return self.group_ranks[global_rank]
@@ -67,19 +67,19 @@ class Members(Membership):
         )
 
     def root(self, operation: str, argument: str, global_rank: Integer | None, group_rank: Integer | None) -> int:
-        """Return the rank as `peer` does; the group's first if neither is given."""
+        """Return the same as `peer`; the group's first rank if neither is given."""
         if global_rank is None and group_rank is None:
             return 0
         return self.peer(operation, argument, global_rank, group_rank)
 
     def source(self, operation: str, global_rank: Integer | None, group_rank: Integer | None) -> int | None:
-        """Return the rank as `peer` does; None, which is any rank, if neither is given."""
+        """Return the same as `peer`; None (any rank) if neither is given."""
         if global_rank is None and group_rank is None:
             return None
         return self.peer(operation, "src", global_rank, group_rank)
 
     def plain_message(self, name: str, array: Any, peer: int | None, tag: int) -> calls.Call | None:
-        """Return the Call of a "send" or "recv" in the ordinary case, after few checks; None for all others.
+        """Return the Call of a "send" or "recv" if a few checks accept the ordinary case; otherwise None.
 
         `peer` is a *global* rank.
         """
@@ -96,10 +96,10 @@ class Members(Membership):
 
 
 def shortened(text: str) -> str:
-    """Return text for reports: of a long one, as of thousands of ranks, the ends and a checksum."""
+    """Return the text for reports; of a long text (thousands of ranks), both ends and a checksum."""
     return text if len(text) <= 120 else f"{text[:80]} ... {text[-20:]}, checksum {crc32(text.encode()):08x}"
 
 
 def abridged(ranks: Sequence[int]) -> str:
-    """Return the ranks as text; of more than 16 the first ones and the last."""
+    """Return the ranks as text; of more than 16 ranks, the first eight and the last."""
     return ", ".join(map(str, ranks)) if len(ranks) <= 16 else f"{', '.join(map(str, ranks[:8]))} ... {ranks[-1]}"

@@ -1,8 +1,8 @@
-"""mpi4py's names, for those who type them here: what hpccomm calls the same, as the end of an AttributeError."""
+"""hpccomm's names for mpi4py's functions, as the end of an AttributeError for programs that use mpi4py's names."""
 
 from __future__ import annotations
 
-# By mpi4py's name in lower case: `Bcast` and `bcast` differ in what they take, arrays and objects.
+# By mpi4py's name in lower case: `Bcast` takes arrays, `bcast` objects.
 OF_ARRAYS = {
     **{"bcast": "broadcast(array, src)", "allreduce": "all_reduce(array, op)", "reduce": "reduce(array, dst, op)"},
     **dict.fromkeys(("allgather", "allgatherv"), "all_gather(output_list, array) or all_gather_single(output, input)"),
@@ -43,7 +43,7 @@ OTHERS = {
 
 
 def instead_of(name: str) -> str:
-    """Return ``"; mpi4py's Bcast is broadcast(array, src) here"``; "" for a name that is not mpi4py's."""
+    """Return ``"; mpi4py's Bcast is broadcast(array, src) here"``; "" for other names."""
     known = name.lower()
     ours = OTHERS.get(known, "")
     if not ours and known.endswith("_init"):

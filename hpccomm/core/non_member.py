@@ -1,6 +1,6 @@
-"""NonMember: the group, on a rank outside it.
+"""NonMember: a group as seen by a rank outside it.
 
-It is no subclass of ProcessGroup, so it inherits no operation; its own ones come from the list of operations.
+It is not a subclass of ProcessGroup, so it inherits no operation; its operations come from the list of operations.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ Group: TypeAlias = "ProcessGroup | NonMember"
 class NonMember:
     """The result of `new_group` on a rank outside the group.
 
-    Every operation on it does nothing: the first one warns, by its name, and each returns None, or with
-    ``async_op=True`` a Work that is done.
+    Its operations do nothing: the first one warns, with its name, and each returns None, or with
+    ``async_op=True`` a completed Work.
 
     Attributes
     ----------
     rank, size : int
         -1, as in c10d.
     ranks : tuple of int
-        The global ranks of the members; empty where this rank can't know them (after `split_group`).
+        The global ranks of the members; empty if this rank can't know them (after `split_group`).
     name : str
     config : BackendConfig
 
@@ -69,30 +69,30 @@ class NonMember:
 
     @property
     def group_ranks(self) -> dict[int, int]:
-        """The ranks in the group, by global rank: to this rank none is one to send to."""
+        """The group ranks by global rank; empty, because this rank can't send to members."""
         return {}
 
     def warn(self, operation: str, stacklevel: int = 3) -> None:
-        """Warn, once for this group, that `operation` does nothing on this rank."""
+        """Warn, once per group, that `operation` does nothing on this rank."""
         if not self._has_warned:
             self._has_warned = True
             message = f"{operation}: this rank is not in {self!r}; nothing is done{on_rank()}"
             warnings.warn(message, RuntimeWarning, stacklevel=stacklevel + 1)
 
     def group_rank(self, global_rank: int) -> int:
-        """Return the rank in the group of a global rank; ValueError if it is no member."""
+        """Return the group rank of a global rank; ValueError if it is not a member."""
         if global_rank not in self.ranks:
             raise ValueError(f"rank {global_rank} is not a member of {self!r} ({abridged(self.ranks)}){on_rank()}")
         return self.ranks.index(global_rank)
 
     def global_rank(self, group_rank: int) -> int:
-        """Return the global rank of a rank of the group; ValueError if there is no such rank."""
+        """Return the global rank of a group rank; ValueError if there is no such rank."""
         if not 0 <= group_rank < len(self.ranks):
             raise ValueError(f"group rank is {group_rank}; {self!r} has {len(self.ranks)} ranks{on_rank()}")
         return self.ranks[group_rank]
 
     def peer(self, *_: object) -> int:
-        """Return some rank: nothing is sent to it."""
+        """Return any rank: nothing is sent to it."""
         return 0
 
     root = source = peer
@@ -107,7 +107,7 @@ class NonMember:
         pass
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, NonMember)  # as c10d: `group == GroupMember.NON_GROUP_MEMBER`
+        return isinstance(other, NonMember)  # as in c10d: `group == GroupMember.NON_GROUP_MEMBER`
 
     def __hash__(self) -> int:
         return hash(NonMember)
@@ -127,7 +127,7 @@ class _MessageOfNobody(CompletedWork):
 
 
 class NothingToStart(PersistentWork):
-    """The persistent operation of a rank outside its group, and of a message to or from nobody."""
+    """The persistent operation on a rank outside the group, and of a message to or from MPI.PROC_NULL."""
 
     def start(self) -> None:
         """Do nothing."""
@@ -137,7 +137,7 @@ class NothingToStart(PersistentWork):
 
 
 def done_work(name: str, source: int | None = None) -> CompletedWork:
-    """Return the Work of an operation that does nothing; `source` is its `source_rank()`."""
+    """Return a completed Work for an operation that does nothing; `source` is its `source_rank()`."""
     work = _MessageOfNobody(source) if source is not None else CompletedWork()
     work.info = work.info._replace(op_type=name)
     work.is_completed()
@@ -145,7 +145,7 @@ def done_work(name: str, source: int | None = None) -> CompletedWork:
 
 
 def _nothing(name: str) -> Callable[..., Any]:
-    """Return the method of NonMember for an operation of ProcessGroup."""
+    """Return NonMember's method for an operation of ProcessGroup."""
     method = getattr(ProcessGroup, name)
 
     @functools.wraps(method)

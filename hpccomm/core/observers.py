@@ -1,4 +1,4 @@
-"""The observers of this process's groups, and the sources of what the core asks for: debug and store register here."""
+"""Functions of the layers `debug` and `store` that the core calls; these layers register them here."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _registered: dict[str, Callable[..., Any]] = {}
 
 
 def register(**functions: Callable[..., Any]) -> None:
-    """Register the functions for what happens to groups, and for what the core asks.
+    """Register functions that observe groups, or return data to the core.
 
-    ``coming()`` is called before the ranks of a communicator meet to make a group: some may never come; ``made(group)``
-    on every rank of each new group, and ``gone(group)`` at its end, when its ranks have met. ``who_is_late()`` returns
-    the verdict on a wait that has timed out, and ``place(comm, nodes)`` the place of a group's store.
+    ``coming()`` is called before the ranks of a communicator meet to make a group (some may never come),
+    ``made(group)`` on every rank of each new group, and ``gone(group)`` after its ranks have met to destroy it.
+    ``who_is_late()`` returns the verdict on a timed-out wait, and ``place(comm, nodes)`` the place of a group's store.
     """
     _registered.update(functions)
 
@@ -26,26 +26,26 @@ def _call(name: str, *arguments: Any) -> Any:
 
 
 def group_coming() -> None:
-    """Announce that this rank is about to meet others on a communicator, to make a group of them."""
+    """Announce that this rank is about to meet others on a communicator to make a group."""
     _call("coming")
 
 
 def new_group(group: Membership) -> None:
-    """Announce a new group, on every rank of it."""
+    """Announce a new group, on each of its ranks."""
     _call("made", group)
 
 
 def group_gone(group: Membership) -> None:
-    """Announce that the ranks of a group have met to destroy it; its communicator is still there."""
+    """Announce that the ranks of a group have met to destroy it; its communicator still exists."""
     _call("gone", group)
 
 
 def who_is_late() -> str:
-    """Return the verdict on the late ranks, as further lines of a message; "" if there is none. It takes seconds."""
+    """Return the verdict on the late ranks, as further lines of a message; "" without one. It takes seconds."""
     verdict = _call("who_is_late")
     return f"\n{verdict}" if verdict else ""
 
 
 def place_of_store(comm: Any, nodes: tuple[int, ...]) -> Any:
-    """Return the place of the store of a group on `comm`; every rank of `comm` calls this."""
+    """Return the place of the store of a group on `comm`; collective over `comm`."""
     return _call("place", comm, nodes)

@@ -1,7 +1,7 @@
 """The list of operations: the name, the arguments and the forms of each.
 
-Hooks get the names of an operation's arguments from it, `NonMember` its methods, the documentation its table
-(``docs/guide/operations.md``), and the tests their matrix. Adding an operation begins with a line here.
+It provides the argument names for hooks, the methods of `NonMember`, the table of the documentation
+(``docs/guide/operations.md``), and the matrix of the tests. Adding an operation begins with a line here.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from typing import NamedTuple
 
 
 class Role(NamedTuple):
-    """What one argument of an operation is."""
+    """The role of one argument of an operation."""
 
-    # an array: in, out, inout, from_root, to_root; root, op, prefix_op (not AVG), peer, any_peer (None is any
-    # rank), tag, value; or splits: the numbers of rows of an array for each rank
+    # arrays: in, out, inout, from_root, to_root; other arguments: root, op, prefix_op (not AVG), peer, any_peer (None:
+    # any rank), tag, value, splits (an array's rows for each rank)
     kind: str
     name: str  # in the method of `Backend`, and in hooks
-    shown: str  # in the function that users call, and in messages
-    form: str = "one"  # one array, or a list of them: one for each rank, many, or many for each rank (lists)
-    is_alike: bool = False  # its dtype and size are the same on every rank; of others only the dtype is
+    shown: str  # in the public function, and in messages
+    form: str = "one"  # one array, or a list of arrays: one for each rank (each), many, or many for each rank (lists)
+    is_alike: bool = False  # its dtype and size are the same on every rank; otherwise only the dtype
 
     @property
     def is_array(self) -> bool:
-        """True if it is an array, or a list of arrays."""
+        """True if it is an array or a list of arrays."""
         return self.kind in ("in", "out", "inout", "from_root", "to_root")
 
     def is_read(self, is_root: bool = True) -> bool:
-        """Return True if the values of its arrays before the operation matter, on the root or on another rank."""
+        """Return True if the operation reads its arrays, on the root or on another rank."""
         return self.kind in ("in", "inout", "to_root") or (self.kind == "from_root" and is_root)
 
     def is_written(self, is_root: bool = True) -> bool:
-        """Return True if the operation writes to its arrays, on the root or on another rank."""
+        """Return True if the operation writes its arrays, on the root or on another rank."""
         return self.kind in ("out", "inout") or self.kind == ("to_root" if is_root else "from_root")
 
 
@@ -42,30 +42,30 @@ class OperationSpec(NamedTuple):
     arguments: tuple[str, ...]  # in the order of the method of `Backend`
     summary: str = ""
     is_asynchronous: bool = False  # it takes ``async_op``
-    is_collected: bool = False  # by a coalescing() block
-    is_persistent: bool = False  # there is a ``*_init`` form
-    is_unlike: bool = False  # not even the dtypes are the same: each rank gives the arrays that it wants to
-    roles: tuple[Role, ...] = ()  # of the arguments, in their order
-    sizes: str = ""  # the rule of the numbers of elements: "output = n * array", or "outputs[rank] = array"
+    is_collected: bool = False  # a coalescing() block can collect it
+    is_persistent: bool = False  # it has a ``*_init`` form
+    is_unlike: bool = False  # even the dtypes may differ: each rank passes any arrays
+    roles: tuple[Role, ...] = ()  # of the arguments, in order
+    sizes: str = ""  # the rule for the numbers of elements: "output = n * array", or "outputs[rank] = array"
 
     @property
     def alike(self) -> tuple[str, ...]:
-        """The arrays whose dtypes and sizes are the same on every rank."""
+        """The arrays with equal dtypes and sizes on all ranks."""
         return tuple(role.name for role in self.roles if role.is_alike)
 
     @property
     def source(self) -> Role:
-        """The argument whose arrays are read."""
+        """The argument whose arrays the operation reads."""
         return next(role for role in self.roles if role.is_read())
 
     @property
     def target(self) -> Role:
-        """The argument whose arrays are written: that of `source`, if it works in place."""
+        """The argument whose arrays the operation writes: the same as `source` if it works in place."""
         return next(role for role in self.roles if role.is_written())
 
     @property
     def has_equal_counts(self) -> bool:
-        """True if all arrays together have the same number of elements on every rank."""
+        """True if the arrays have the same total number of elements on every rank."""
         return bool(self.alike) and {*self.arguments} <= {*self.alike, "root", "op"}
 
     @property
@@ -75,12 +75,12 @@ class OperationSpec(NamedTuple):
 
     @property
     def is_a_message(self) -> bool:
-        """True if it is between two ranks. So is a task: the call has come from rank 0."""
+        """True if it is between two ranks, as is a task, which rank 0 has sent."""
         return self.name == "task" or "dst" in self.arguments or "src" in self.arguments
 
 
 def _role(text: str) -> Role:
-    """Return the role that ``"out each outputs*:output_list"`` is; a star: its dtype and size are alike."""
+    """Return the role of a text such as ``"out each outputs*:output_list"``; the star sets `is_alike`."""
     kind, *form, named = text.split()
     name, _, shown = named.partition(":")
     return Role(kind, name.rstrip("*"), shown or name.rstrip("*"), form[0] if form else "one", name.endswith("*"))
@@ -218,24 +218,24 @@ OPERATIONS: dict[str, OperationSpec] = {
     )
 }
 
-TASK = _spec("task", "value call", "a call that rank 0 of an executor has sent to this rank", "")  # no function of ours
+TASK = _spec("task", "value call", "a call that rank 0 of an executor has sent to this rank", "")  # no public function
 
-OF_GRIDS = {"halo_exchange", "halo_accumulate"}  # which other groups have not
+OF_GRIDS = {"halo_exchange", "halo_accumulate"}  # only grids have them
 
-OF_SEVERAL = {"redistribute"}  # before which the ranks gather what they need to know of each other
+OF_SEVERAL = {"redistribute"}  # the ranks first gather information about each other
 
 START = "_start"  # the end of the name of a persistent operation's start: "all_reduce_start"
 
-CALLED = {  # the function that a program has called, by operation and `async_op`, where it has another name
+CALLED = {  # the public function of an operation, by name and `async_op`, if its name differs
     ("send", True): "isend",
     ("recv", True): "irecv",
     ("all_reduce_sparse", False): "all_reduce",
     ("all_reduce_sparse", True): "all_reduce",
 }
 
-# Between two ranks, and so numbered apart; all others are called by every rank of the group, in the same order.
+# Operations between two ranks, numbered separately; all ranks of a group call the others in the same order.
 MESSAGES = {name + form for name, spec in OPERATIONS.items() if spec.is_a_message for form in ("", START)} | {TASK.name}
-# They return, of the arguments, the rank at the other end (the receiver, where there are two) and the tag.
+# Functions that return, from the arguments, the rank at the other end (of sendrecv, the receiver) and the tag.
 PEER_AND_TAG = {
     name: itemgetter(spec.arguments.index("dst" if "dst" in spec.arguments else "src"), spec.arguments.index("tag"))
     for name, spec in OPERATIONS.items()
