@@ -21,7 +21,7 @@ HEAD = struct.Struct("qq")  # the number of the exchange, and the kind of the me
 STATEMENT, GIVES_UP = 0, 1  # to rank 0
 FINE, DIFFERS, TIMED_OUT = 0, 1, 2  # from rank 0
 
-LAST_LOOKS = 8  # probes of rank 0 after all statements have come: each probe receives at most one message
+LAST_LOOKS = 8  # empty probes of rank 0 after all statements have come: each lets MPI take in one message
 
 Statement = dict[str, Any]
 Outcome = tuple[int, str]
@@ -32,7 +32,7 @@ class Exchange:
 
     No call blocks in MPI: ranks probe for messages, with pauses. Exchanges are numbered, so that a late rank finds the
     outcome of its own exchange and not that of another. A rank whose time is up notifies rank 0, which then ends the
-    exchange for all; if rank 0 has not come either, each rank ends it alone.
+    exchange for all; if rank 0 itself does not come, each rank ends it alone.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:

@@ -235,7 +235,7 @@ class ProcessGroup(Operations):
         min_ctas, max_ctas : int, optional
             The least and the largest number of thread blocks of the kernel: few leave space for other kernels.
         nvls_ctas, cga_cluster_size : int, optional
-            The number of thread blocks for NVLink SHARP; that of a thread block cluster (Hopper and later).
+            The number of thread blocks for NVLink SHARP, and in a thread block cluster (Hopper and later).
         alg_selection : str, optional
             The algorithms that NCCL may choose from, such as ``"ring"``, ``"tree,ring"``, ``"^nvls"``.
         force_alg_selection : bool, optional
@@ -248,7 +248,7 @@ class ProcessGroup(Operations):
         Returns
         -------
         context manager
-            It yields None. Omitted settings keep NCCL's defaults.
+            It yields None. Omitted settings are those of calls outside the block.
 
         Raises
         ------
@@ -327,7 +327,7 @@ class ProcessGroup(Operations):
     def enable_timing(self) -> None:
         """Measure the time of each later operation on this rank: see :meth:`Work.get_duration`.
 
-        Operations then don't take the fast path, which costs some microseconds. c10d's name is
+        Operations then skip the fast path: each takes some microseconds longer. c10d's name is
         ``_enable_collectives_timing``.
 
         Examples

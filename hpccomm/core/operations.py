@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 class Operations(GeneratedOperations):
     """The operations of :class:`ProcessGroup`, which gives them the dispatcher.
 
-    `root`, `dst` and `src` are ranks of the group. A small operation in the ordinary case is done by a fast path; every
-    other one is checked, and goes through the dispatcher to the backend of its arrays' device. A tool writes most
-    of the methods (`generated`).
+    `root`, `dst` and `src` are ranks of the group. A fast path does small operations in the ordinary case; the
+    dispatcher passes all others, after the checks, to the backend of their arrays' device. A tool writes most of the
+    methods (`generated`).
     """
 
     def any_device(self) -> str:
-        """Return the device whose backend does operations without arrays: the host, where the group has one."""
+        """Return the device whose backend does operations without arrays: the host, if the group has a host backend."""
         devices = self.config.device_map
         return "cpu" if "cpu" in devices else next(iter(devices))
 
@@ -57,7 +57,7 @@ class Operations(GeneratedOperations):
                 call, step = sparse.all_reduce(self, self.dispatcher.backends, array, op, async_op)
                 return self.dispatcher.run(call, async_op, step)
         call = generated.all_reduce(self, array, op)
-        if call.arguments[-1] is ReduceOp.REPRODUCIBLE_SUM:  # asked here, too: all others enter no further function
+        if call.arguments[-1] is ReduceOp.REPRODUCIBLE_SUM:  # checked here too, to save all others a call
             return self._reduce(call, async_op)
         return self.dispatcher.run(call, async_op)
 
@@ -161,7 +161,7 @@ class Operations(GeneratedOperations):
         async_op: bool = False,
         names: Sequence[int] | None = None,
     ) -> Any:
-        """See :func:`hpccomm.all_to_all_sparse`; ranks are those of the group, or its `names` of them."""
+        """See :func:`hpccomm.all_to_all_sparse`; ranks are group ranks, or their `names`."""
         if not async_op and (came := self.dispatcher.fast.all_to_all_sparse(arrays, names)) is not None:
             return came
         if names is not None and isinstance(arrays, Mapping):
@@ -248,7 +248,7 @@ class Operations(GeneratedOperations):
         if not calls.objects(name, "scatter_object_output_list", output):
             raise ValueError(f"{name}: scatter_object_output_list is empty; expected one slot{on_rank()}")
         objects = None
-        if self.rank == root:  # c10d ignores the list elsewhere, and programs for it pass one
+        if self.rank == root:  # c10d ignores the list on other ranks, and its programs pass one
             calls.has_list(self, name, "scatter_object_input_list", scatter_object_input_list, "source", root)
             calls.slots(self, name, "scatter_object_input_list", scatter_object_input_list, is_filled=False)
             objects = scatter_object_input_list
@@ -302,7 +302,7 @@ class Operations(GeneratedOperations):
         return self._step("empty_symmetric", "cuda", *calls.new_array("empty_symmetric", shape, dtype))
 
     def peer_view(self, array: np.ndarray, rank: int) -> np.ndarray:
-        """See :func:`hpccomm.peer_view`; `rank` is one of the group. It communicates nothing, and is not numbered."""
+        """See :func:`hpccomm.peer_view`; `rank` is a group rank. It does not communicate and has no number."""
         view: np.ndarray = self.dispatcher.backends["cpu"].peer_view(array, calls.rank(self, "peer_view: rank", rank))
         return view
 
@@ -311,14 +311,14 @@ class Operations(GeneratedOperations):
         self._step("fence", "cpu", array)
 
     def _step(self, name: str, device: str, *arguments: Any) -> Any:
-        """Do an operation that has no asynchronous form."""
+        """Do an operation without an asynchronous form."""
         step = partial(getattr(self.dispatcher.backends[device], name), *arguments)
         return self.dispatcher.run(Call((name, device, None, arguments)), False, step)
 
     def _exchange(
         self, call: tuple[Any, ...], objects: dict[int, Any], fill: Callable[[dict[int, Any]], None]
     ) -> Work | None:
-        """Begin the asynchronous form of a collective of objects: its name, its result and its arguments are `call`."""
+        """Begin the asynchronous form of an object collective; `call` has its name, its result and its arguments."""
         name, result, *arguments = call
         transport: Any = self.dispatcher.backends[OBJECTS]
         step = partial(transport.exchange_objects, name, objects, fill)
@@ -326,7 +326,7 @@ class Operations(GeneratedOperations):
 
 
 def _looked_after(work: Work | None) -> Work | None:
-    """Return the Work; a thread looks at it where other ranks may wait for that."""
+    """Return the Work; if other ranks may wait for its progress, let a thread poll it."""
     if work is not None and work.progress.needs_polling:
         from .progress import drive
 
@@ -335,9 +335,9 @@ def _looked_after(work: Work | None) -> Work | None:
 
 
 class NotLoaded:
-    """The substitute for an object that has come and can't be made again from its pickle."""
+    """The substitute for a received object that can't be unpickled."""
 
-    sender = -1  # its rank in the group, which the transport knows
+    sender = -1  # its group rank, set by the transport
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -352,7 +352,7 @@ class NotLoaded:
 
 
 def _fill(operation: str, slots: list[Any], objects: list[Any] | NotLoaded) -> None:
-    """Fill a list with what has come; the slot of an object that can't be loaded stays, and it is raised for."""
+    """Fill a list with the received objects; for one that can't be loaded, keep the old value and raise an error."""
     if isinstance(objects, NotLoaded):
         objects.raise_for(operation)
     if len(slots) != len(objects):

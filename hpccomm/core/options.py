@@ -1,4 +1,4 @@
-"""The fields of a group, which the creators of its backends get too; the checks of its time-outs."""
+"""The fields of a group, also passed to the creators of its backends; the checks of its timeouts."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ LONGEST_TIMEOUT = timedelta.max.total_seconds() / 2
 
 
 class Membership:
-    """The members of a group, as one of them sees it: the fields that :class:`ProcessGroup` describes, and some more.
+    """The members of a group on one rank: the fields that :class:`ProcessGroup` describes, and some more.
 
-    Where a group has been made on a communicator, `processes` has the process of each rank (of MPI.COMM_WORLD) on this
+    If the group was made on a communicator, `processes` has the process id of each rank (of MPI.COMM_WORLD) on this
     node; otherwise it is empty.
     """
 
     rank: int
-    size: int  # and nothing that can be called as well: NumPy takes only an int itself for weak (float32 / size)
+    size: int  # exactly an int, not a callable subclass: only then does NumPy keep the dtype of float32 / size
     ranks: tuple[int, ...] = ()
-    comm: MPI.Intracomm | Any = None  # None: a group that its own backend connects, without MPI
+    comm: MPI.Intracomm | Any = None  # None: a group without MPI, connected by its backend
     nodes: tuple[int, ...] = ()
     processes: dict[int, int]
     config: BackendConfig
@@ -38,8 +38,8 @@ class Membership:
     on_timeout: str = "abort"
     name: str = ""
     description: str = ""
-    device_id: int | Literal["auto"] | None = None  # this rank's GPU, as init_process_group was given it
-    largest_tag: int = 10235  # what every MPI allows (MPI-4.1 §9.1.2), less those of job/tags.py
+    device_id: int | Literal["auto"] | None = None  # this rank's GPU, as passed to init_process_group
+    largest_tag: int = 10235  # the least that MPI guarantees (MPI-4.1 §9.1.2), without the tags of job/tags.py
     place: Any = None  # of the group's store
 
     def __init__(self, rank: int, size: int, **fields: Any) -> None:
@@ -54,17 +54,17 @@ class Membership:
 
     @property
     def group_name(self) -> str:
-        """The name of the group, as c10d calls it."""
+        """The name of the group, by its c10d name."""
         return self.name
 
     @property
     def group_desc(self) -> str:
-        """The description of the group, as c10d calls it."""
+        """The description of the group, by its c10d name."""
         return self.description
 
     @property
     def tuning(self) -> Tuning:
-        """The sizes from which on an operation is done in another way."""
+        """The message sizes that select the algorithms of operations."""
         return self.settings.tuning
 
     @tuning.setter
@@ -86,7 +86,7 @@ FIELDS = tuple(Membership.__annotations__)
 
 
 class BackendOptions(Membership):
-    """The argument of a backend's creator (``register_backend(..., extended_api=True)``): its group, and its device.
+    """The argument of a backend's creator (``register_backend(..., extended_api=True)``): its group and its device.
 
     It has the attributes of a :class:`ProcessGroup`, and:
 
@@ -95,7 +95,7 @@ class BackendOptions(Membership):
     device : str
         The device whose arrays the backend will serve.
     store : Store or None
-        The group's store, by which the ranks of the backend can find each other.
+        The group's store, for example to exchange addresses.
 
     Examples
     --------
@@ -110,21 +110,21 @@ class BackendOptions(Membership):
         self.store = store
 
     def _replace(self, **changes: Any) -> BackendOptions:
-        """Return the same options but for some."""
+        """Return a copy with some fields changed."""
         return BackendOptions(**{**fields_of(self), "device": self.device, "store": self.store, **changes})
 
 
 def fields_of(membership: Membership) -> dict[str, Any]:
-    """Return the fields of a group, for another Membership."""
+    """Return the fields of a group, to make another Membership."""
     return {name: getattr(membership, name) for name in FIELDS}
 
 
 def time_limit(
     timeout: timedelta | float | None = None, on_timeout: str | None = None
 ) -> Callable[[Membership | Settings], dict[str, Any]]:
-    """Return a function that returns the fields `timeout` and `on_timeout` of a new group, having checked those given.
+    """Check both arguments; return a function that returns the fields `timeout` and `on_timeout` of a new group.
 
-    Its argument is the group that the new one is made from, or the settings where there is none: the default of both.
+    The function's argument provides the defaults: the group that the new one is made from, or the settings.
     """
     given: dict[str, Any] = {}
     if timeout is not None:

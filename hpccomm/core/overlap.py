@@ -1,4 +1,4 @@
-"""Overlapping arrays: the inputs of an operation that share memory with its outputs, by sorting their addresses."""
+"""Find an operation's inputs that share memory with its outputs, by sorting their addresses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Extent = tuple[int, int]
 
 
 def all_unaliased(arrays: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
-    """Return `arrays` with a copy in the place of each host array that shares memory with one of `outputs`."""
+    """Return `arrays`, with a copy instead of each host array that shares memory with one of `outputs`."""
     if not all(isinstance(each, np.ndarray) for each in (*arrays, *outputs)):
         return list(arrays)
     shared = overlapping(*([extent(each, address_of(each)) for each in given] for given in (arrays, outputs)))
@@ -30,8 +30,8 @@ address_of = _address_of if fastpath is None else fastpath.address_of
 
 
 def extent(array: Any, address: int) -> Extent:
-    """Return the lowest address of an array, and the one after its highest; `address` is that of its first element."""
-    if array.flags.c_contiguous:  # an empty one is
+    """Return the lowest address of an array, and its highest plus 1; `address` is that of the first element."""
+    if array.flags.c_contiguous:  # true for empty arrays
         return address, address + array.nbytes
     start = end = address
     for length, stride in zip(array.shape, array.strides, strict=True):
@@ -41,11 +41,11 @@ def extent(array: Any, address: int) -> Extent:
 
 
 def overlapping(inputs: Iterable[Extent], outputs: Iterable[Extent]) -> list[bool]:
-    """Return a list with True for each of `inputs` that shares an address with one of `outputs`."""
-    from bisect import bisect_left  # Open MPI's backend imports this file at the start of a program
+    """Return for each of `inputs` True if it shares an address with one of `outputs`."""
+    from bisect import bisect_left  # late: Open MPI's backend imports this file at the start of a program
 
     written = sorted(each for each in outputs if each[0] < each[1])
     starts = [start for start, _ in written]
     ends = [*accumulate((end for _, end in written), max)]
-    begun = ((start, end, bisect_left(starts, end)) for start, end in inputs)  # how many outputs begin before the end
+    begun = ((start, end, bisect_left(starts, end)) for start, end in inputs)  # outputs that begin before the end
     return [start < end and count > 0 and ends[count - 1] > start for start, end, count in begun]

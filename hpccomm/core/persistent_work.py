@@ -1,4 +1,4 @@
-"""PersistentWork: the handle of an operation that is set up once and started again and again."""
+"""PersistentWork: the handle of an operation that is set up once and started many times."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 class PersistentWork:
     """An operation set up by one of the ``*_init`` functions.
 
-    `start` begins it with the values that the arrays hold at that time, `wait` ends it; between the two the arrays may
-    not be touched. It keeps the arrays alive until it is freed. `free`, the end of a ``with`` block and the end of the
-    group free the resources of MPI.
+    `start` begins it with the arrays' values at that time, `wait` completes it; do not touch the arrays between the two
+    calls. It keeps the arrays alive until it is freed. `free`, the end of a ``with`` block and the end of the
+    group free MPI's resources.
 
     A transport subclasses it and writes `begin`, `poll`, `block` and `release`.
 
@@ -34,7 +34,7 @@ class PersistentWork:
     op_type : str
         Name of the operation, ``"all_reduce"``.
     output : array
-        The array that it writes (or sends).
+        The array that the operation writes (or sends).
 
     Examples
     --------
@@ -51,34 +51,34 @@ class PersistentWork:
 
     op_type = ""
     output: Any = None
-    number = 0  # of its set-up, where the ranks compare that
-    dispatcher: Any = None  # of the group that frees it when it is destroyed
-    call: Call  # of each start
+    number = 0  # of its set-up, if the ranks compare set-ups
+    dispatcher: Any = None  # of its group, whose destroy also frees it
+    call: Call  # for each start
     operation: Operation | None = None  # for hooks, while it is active
-    was_asked = False  # since the watchdog has looked, which sets it back
-    waiting_thread = 0  # that is in `wait` where no frame tells of it: in C
-    is_active = False  # between `start` and its end
+    was_asked = False  # whether the program has polled it since the watchdog last reset this
+    waiting_thread = 0  # the thread in a `wait` of the compiled extension, which has no Python frame
+    is_active = False  # in flight
     _timeout: float | None = None  # seconds: the default of `wait`
     _freed = False
-    _refusal: Exception | None = None  # of `wait`, in a process that was forked while it was in flight
+    _refusal: Exception | None = None  # raised by `wait` in a process forked while it was in flight
 
     def belong_to(self, dispatcher: Any, call: Call, number: int) -> None:
-        """Make this the persistent form of `call`, in the group of this dispatcher."""
+        """Make this the persistent form of `call` in the dispatcher's group."""
         self.dispatcher, self.number, self._timeout = dispatcher, number, dispatcher.timeout
         self.op_type, self.output = call.name, call.result
         self.call = Call((f"{call.name}{START}", call.device, self, call.arguments))
 
     @property
     def group(self) -> Any:
-        """The group of which it is an operation."""
+        """The group of the operation."""
         return None if self.dispatcher is None else self.dispatcher.group
 
     def begin(self) -> Work | None:
-        """Start the transport; return a Work if the group is to follow one, as of an asynchronous operation."""
+        """Start the transport; return a Work if the group must follow it like an asynchronous operation's."""
         raise NotImplementedError
 
     def poll(self) -> bool:
-        """Return True if the transport is done, without blocking; if so, finish."""
+        """If the transport is done, finish and return True; do not block."""
         raise NotImplementedError
 
     def block(self) -> None:
@@ -94,7 +94,7 @@ class PersistentWork:
         Raises
         ------
         DistError
-            It is in flight already, or has been freed.
+            It is already in flight, or has been freed.
         """
         if self.is_active or self._freed:
             self.refuse_to_start()
@@ -105,11 +105,11 @@ class PersistentWork:
         self.is_active = True
 
     def refuse_to_start(self) -> NoReturn:
-        """Raise the error of a `start` while the operation is in flight or freed."""
+        """Raise the error of a `start` of an operation that is in flight or freed."""
         raise DistError(f"{self.op_type}: {'freed' if self._freed else 'started already; wait() first'}{on_rank()}")
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
-        """Block until the operation is done, as :meth:`Work.wait`; return at once if it has not been started."""
+        """Block until the operation is done, like :meth:`Work.wait`; return at once if it has not been started."""
         if not self.is_active:
             if self._refusal is not None:
                 raise self._refusal
@@ -130,19 +130,19 @@ class PersistentWork:
         return True
 
     def _ends(self, advance: Callable[[], bool | None]) -> bool:
-        """Poll or block; return True if the operation has ended, as it has also if that raises an error."""
+        """Poll or block; return True if the operation has ended. An error of the transport also ends it."""
         try:
             if advance() is False:
                 return False
         except Exception as error:
-            if is_of_a_signal_handler(error):  # the next look goes on
+            if is_of_a_signal_handler(error):  # still in flight: the next call continues
                 raise
             self.fail(error)
         self._ended(None)
         return True
 
     def fail(self, error: Exception) -> NoReturn:
-        """End the operation with an error, as its transport translates it."""
+        """End the operation with an error, translated by its backend."""
         if self.dispatcher is not None:
             error = self.dispatcher.translated(self.dispatcher.backends[self.call.device], self.op_type, 0, error)
         self._ended(error)
@@ -155,7 +155,7 @@ class PersistentWork:
             operation.end(error)
 
     def give_up(self, error: Exception, deadline: float) -> None:
-        """End with `error`, unless the transport ends the operation until `deadline`."""
+        """End with `error`, unless the transport ends the operation before `deadline`."""
         with contextlib.suppress(Exception):
             self.wait(max(0.0, deadline - time.monotonic()))
         if self.is_active:
@@ -163,7 +163,7 @@ class PersistentWork:
             self._ended(error)
 
     def leave_to_the_parent(self, refusal: Exception) -> None:
-        """Let `wait` raise this, in a process that has been forked, if the operation is in flight in its parent."""
+        """In a forked process, let `wait` raise `refusal` if the operation is in flight in the parent."""
         if self.is_active:
             self.is_active, self.operation, self._refusal = False, None, refusal
 
@@ -173,20 +173,20 @@ class PersistentWork:
         return not self.is_active or self._ends(self.poll)
 
     def free(self) -> None:
-        """Wait for the operation and free its resources; it can't be started again. Freeing twice does nothing."""
+        """Wait for the operation and free its resources; it can't be started again. A second call does nothing."""
         if not self._freed:
             self.wait()
             self._freed = True
             self.release()
             if self.dispatcher is not None:
                 self.dispatcher.persistent.remove(self)
-                self.call = Call((self.call.name, self.call.device, None, ()))  # without this object, and the arrays
+                self.call = Call((self.call.name, self.call.device, None, ()))  # drops this object and the arrays
 
     def __enter__(self) -> PersistentWork:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:  # otherwise it may be in flight for ever
+        if kind is None:  # after an error it may be in flight forever
             self.free()
 
     def __repr__(self) -> str:
@@ -195,14 +195,14 @@ class PersistentWork:
 
 
 class Repeated(PersistentWork):
-    """A persistent operation of a transport that has none: each start is an asynchronous operation."""
+    """A persistent operation of a transport without such: each start is an asynchronous operation."""
 
     def __init__(self, launch: Callable[[], Any]) -> None:
-        self._launch: Callable[[], Any] | None = launch  # returns its Work, or something else if it is done already
+        self._launch: Callable[[], Any] | None = launch  # returns a Work, or another value if already done
         self._work: Work | None = None
 
     def begin(self) -> Work:
-        """Begin an asynchronous operation, which the group follows."""
+        """Begin an asynchronous operation; the group follows it."""
         assert self._launch is not None, "it has been freed"
         begun = self._launch()
         self._work = begun if isinstance(begun, Work) else CompletedWork()
@@ -218,5 +218,5 @@ class Repeated(PersistentWork):
             self._work.wait()
 
     def release(self) -> None:
-        """Drop the arrays, and the last asynchronous operation."""
+        """Drop the arrays and the last asynchronous operation."""
         self._launch = self._work = None

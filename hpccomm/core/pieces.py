@@ -1,4 +1,4 @@
-"""The exchange of parts of arrays: one message for each pair of ranks, or, by transports without it, for each part."""
+"""Exchange parts of arrays: by one message for each pair of ranks, or in simple transports for each part."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-ALIGNMENT = 16  # bytes, of each part of a packed message
+ALIGNMENT = 16  # bytes, for each part of a packed message
 
 
 class Messages:
-    """What one rank packs, sends, receives and unpacks: one message for each other rank.
+    """The messages of one rank, one for each other rank, and the copies to pack and unpack them.
 
-    A part that is alone in its message may stay where it lies.
+    A part that is alone in its message may be sent from, or received into, its own memory.
 
     Attributes
     ----------
     sent, received : dict
         The messages, contiguous arrays, by rank.
     packed, unpacked : list of pairs of arrays
-        What to copy: the target first, then its source. The latter are in the order of `receives`.
+        The copies to make: (target, source). Those of `unpacked` are in the order of `receives`.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Messages:
         is_plain: Callable[[Any], bool] | None,
         empty: Callable[[tuple[int, ...], Any], Any],
     ) -> None:
-        """`is_plain` says whether a transport can work on an array's own memory (None: it never does).
+        """`is_plain` returns whether the transport can use an array's own memory (None: it never can).
 
         `empty` makes contiguous arrays.
         """
@@ -63,7 +63,7 @@ class Messages:
         self.packed: list[tuple[Any, Any]] = []
         slots = {}
         for peer, pieces in outgoing.items():
-            if peer == rank:  # what a rank sends to itself is copied
+            if peer == rank:  # a rank's parts for itself are copied
                 each = zip(pieces, stay_out.get(rank, repeat(False)))
                 filled = [piece if stays else empty(piece.shape, piece.dtype) for piece, stays in each]
                 slots[rank] = iter(filled)
@@ -78,7 +78,7 @@ class Messages:
         self.unpacked = [(target, source) for target, source in came if source is not target]
 
     def _message(self, pieces: list[Any], stays: bool) -> tuple[Any, list[Any]]:
-        """Return a contiguous array for the values of `pieces`, and the part of it for each, in its shape."""
+        """Return a contiguous array for the values of `pieces`, and a view of it for each piece, of equal shape."""
         if stays and len(pieces) == 1 and self._is_plain and self._is_plain(pieces[0]):
             return pieces[0], pieces
         starts, end = places(pieces)
@@ -88,7 +88,7 @@ class Messages:
 
 
 def by_peer(pieces: Iterable[tuple[int, T]]) -> dict[int, list[T]]:
-    """Return the parts of arrays of each rank, in their order."""
+    """Group the parts of arrays by rank, in order."""
     found: dict[int, list[T]] = {}
     for peer, piece in pieces:
         found.setdefault(peer, []).append(piece)
@@ -96,7 +96,7 @@ def by_peer(pieces: Iterable[tuple[int, T]]) -> dict[int, list[T]]:
 
 
 def places(pieces: list[Any]) -> tuple[list[int], int]:
-    """Return where the values of each of `pieces` are in a message, and how many bytes it has."""
+    """Return the offset of each of `pieces` in a message, and the bytes of the message."""
     starts, end = [], 0
     for piece in pieces:
         starts.append(-(-end // ALIGNMENT) * ALIGNMENT)
@@ -105,12 +105,12 @@ def places(pieces: list[Any]) -> tuple[list[int], int]:
 
 
 def _apart(pieces: Pieces, own: list[Extent], others: list[Extent]) -> dict[int, list[bool]]:
-    """Return of the parts of each rank whether they may stay where they lie: they share no memory with the others."""
+    """Return for the parts of each rank whether they share no memory with `others`, and need no copy."""
     return by_peer((peer, not is_shared) for (peer, _), is_shared in zip(pieces, overlapping(own, others)))
 
 
 def by_messages(backend: Backend, sends: Pieces, receives: Pieces, adds: bool) -> Work | None:
-    """Do `Backend.exchange` by the sends and receives of a backend; what a rank sends to itself is copied."""
+    """Do `Backend.exchange` by the backend's sends and receives; copy a rank's parts for itself."""
     me, tag = backend.rank, backend.exchange_tag
     unaliased = all_unaliased([piece for _, piece in sends], [piece for _, piece in receives])
     sent = [(peer, piece) for (peer, _), piece in zip(sends, unaliased)]

@@ -1,7 +1,6 @@
-"""The progress thread: it completes the Works for which callbacks of Futures, or other ranks, wait.
+"""The progress thread: it completes Works that callbacks of Futures, or other ranks, wait for.
 
-Started by the first of them, it sleeps when there is nothing to drive. It needs MPI_THREAD_MULTIPLE, which mpi4py asks
-for by default.
+The first such Work starts it; without Works it sleeps. It needs MPI_THREAD_MULTIPLE, mpi4py's default.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ if TYPE_CHECKING:
 
 NAME = "hpccomm-progress"
 
-# Works that complete in the order of their launch share a queue, of which only the first is looked at (any look lets
-# MPI make progress on all of them); a message has a queue of its own, because it may have to wait for ever.
+# Works that complete in launch order share a queue. Only its first Work is polled: any poll lets MPI make progress on
+# all of them. A message has its own queue, because it may wait forever.
 _queues: dict[Hashable, deque[Work]] = {}
 _wake = threading.Condition()
 _thread: threading.Thread | None = None
-_news = False  # since the last look there is a new work, or one has ended
+_news = False  # whether a Work has been added or has ended since the last poll
 _stopping = False
 
 
@@ -34,7 +33,7 @@ def drive(work: Work) -> None:
     """Complete `work` in the background."""
     global _thread, _news
     work.is_driven = True
-    if threading.current_thread().name == NAME:  # a callback has begun it, and may be about to wait for it
+    if threading.current_thread().name == NAME:  # begun by a callback, which may wait for it
         threading.Thread(target=_drive_alone, args=(work,), name=NAME, daemon=True).start()
         return
     with _wake:
@@ -43,12 +42,12 @@ def drive(work: Work) -> None:
         if _thread is None:
             _thread = threading.Thread(target=_run, name=NAME, daemon=True)
             _thread.start()
-            atexit.register(_stop)  # before MPI_Finalize, which mpi4py calls after Python's own exit functions
+            atexit.register(_stop)  # runs before MPI_Finalize, which mpi4py calls after Python's exit functions
         _wake.notify()
 
 
 def is_ahead_of(work: Work) -> bool:
-    """Return True if callbacks of earlier operations wait, which the callbacks of `work` must not overtake."""
+    """Return True if callbacks of earlier operations are pending: those of `work` must not overtake them."""
     return bool(_queues) and threading.current_thread().name != NAME and bool(_queues.get(_queue_of(work)))
 
 
@@ -58,7 +57,7 @@ def _queue_of(work: Work) -> Hashable:
 
 
 def look_now() -> None:
-    """Poll the Works in flight at once: a transport has noticed that one has ended."""
+    """Make the thread poll at once: a transport has noticed that a Work has ended."""
     global _news
     with _wake:
         _news = True
@@ -86,7 +85,7 @@ def _run() -> None:
 
 
 def _forget_empty_queues() -> None:
-    """Forget them, here: a variable of `_run` would keep a Work, which is the key of its queue."""
+    """Drop empty queues; in `_run` itself, a local variable would keep the key, a Work, alive."""
     for key in [key for key, queue in _queues.items() if not queue]:
         del _queues[key]
 
@@ -98,7 +97,7 @@ def _drive_alone(work: Work) -> None:
 
 
 def _advance(queue: deque[Work]) -> bool:
-    """Remove the completed Works from the head of the queue; return True if there was one."""
+    """Remove completed Works from the head of the queue; return True if there were any."""
     before = len(queue)
     while queue and _has_ended(queue[0]):
         queue.popleft()
@@ -108,7 +107,7 @@ def _advance(queue: deque[Work]) -> bool:
 def _has_ended(work: Work) -> bool:
     try:
         return work.has_ended()
-    except BaseException:  # sys.exit in a callback, say: this thread has others to look after
+    except BaseException:  # such as sys.exit in a callback: this thread serves other Works too
         log_exception("a callback or a hook of %r raised in the progress thread", work)
         return work.has_ended()
 

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     ]  # fmt: skip
 ReduceOpLike: TypeAlias = "ReduceOp | MPI.Op | Name | UpperName"
 
-ANY_KIND = "-biufcmMSUV"  # every letter that checks.py may come up with
+ANY_KIND = "-biufcmMSUV"  # every letter that `checks` may return
 
 
 class ReduceOp:
     """A reduction: ``ReduceOp.SUM``, ``AVG``, ``PRODUCT``, ``MIN``, ``MAX``, ``BAND``, ``BOR``, ``BXOR``.
 
     ``ReduceOp.PREMUL_SUM(factor)`` multiplies each rank's array by `factor` before the sum.
-    ``ReduceOp.REPRODUCIBLE_SUM`` rounds once, at the end, so that the order of the ranks makes no difference:
-    in `all_reduce`, `reduce`, `reduce_scatter`, `reduce_scatter_single`, `scan` and `exscan`. Every
-    function that takes an `op` also takes its name as a string, in either case (``"sum"``), and, on
+    ``ReduceOp.REPRODUCIBLE_SUM`` rounds once, at the end, so the result does not depend on the order of the ranks.
+    `all_reduce`, `reduce`, `reduce_scatter`, `reduce_scatter_single`, `scan` and `exscan` accept it. Every
+    function with an argument `op` also accepts its name as a string, in either case (``"sum"``), and, for
     host arrays, any ``mpi4py.MPI.Op``.
 
     ================ ===========================================================
@@ -39,7 +39,7 @@ class ReduceOp:
     REPRODUCIBLE_SUM integers, floating point, complex; no longdouble
     ================ ===========================================================
 
-    On bool the results are those of ``np.add``, ``np.multiply``, ``np.minimum`` ... on bool arrays.
+    For bool the results are those of ``np.add``, ``np.multiply``, ``np.minimum`` ... on bool arrays.
 
     Examples
     --------
@@ -66,20 +66,20 @@ class ReduceOp:
 
     def __init__(self, name: str, kinds: str, factor: Any = None, mpi_op: MPI.Op | None = None) -> None:
         self.name = name
-        self.kinds = kinds  # of the dtypes that it accepts, NumPy's letters: b(ool) i(nt) u(int) f(loat) c(omplex)
+        self.kinds = kinds  # accepted dtypes, as NumPy's letters: b(ool) i(nt) u(int) f(loat) c(omplex)
         self.factor = factor
-        self.mpi_op = mpi_op  # an operation of the program's own, or one of MPI's that is none of ours
+        self.mpi_op = mpi_op  # the program's own operation, or one of MPI's without an equivalent here
 
     @staticmethod
     def PREMUL_SUM(factor: complex) -> ReduceOp:
-        """Return the operation that sums ``factor * array`` over the ranks."""
+        """Return the op that sums ``factor * array`` over the ranks."""
         return ReduceOp("PREMUL_SUM", "iufc", factor)
 
     def __repr__(self) -> str:
         return f"ReduceOp.{self.name}" + ("" if self.factor is None else f"({self.factor!r})")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self.factor is None:  # so that copies and pickles of SUM are SUM itself
+        if self.factor is None:  # copies and pickles of SUM are SUM itself
             return getattr, (ReduceOp, self.name)
         return ReduceOp.PREMUL_SUM, (self.factor,)
 
@@ -119,7 +119,7 @@ def as_reduce_op(operation: str, op: ReduceOpLike) -> ReduceOp:
     if type(op).__module__ == "mpi4py.MPI" and type(op).__name__ == "Op":
         return _from_mpi(operation, op)  # type: ignore[arg-type]
     hint, called = "", str(getattr(op, "__name__", "")).upper()
-    if type(op).__module__.startswith("torch."):  # torch.distributed.ReduceOp.SUM, or a ReduceOp that was made of it
+    if type(op).__module__.startswith("torch."):  # torch.distributed.ReduceOp.SUM, or a ReduceOp made from it
         called = str(getattr(getattr(op, "op", op), "name", ""))
         if called in _NAMED:
             return _NAMED[called]
@@ -131,7 +131,7 @@ def as_reduce_op(operation: str, op: ReduceOpLike) -> ReduceOp:
 
 
 def _from_mpi(operation: str, op: MPI.Op) -> ReduceOp:
-    """Return our own op for one of MPI's that has it (so that it takes bool, float16 and bfloat16); wrap any other."""
+    """Return hpccomm's equivalent of an MPI op, which also accepts bool, float16 and bfloat16; wrap other MPI ops."""
     from mpi4py import MPI
 
     for name in ("MAXLOC", "MINLOC"):

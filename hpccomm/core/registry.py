@@ -1,4 +1,4 @@
-"""The registry of backends, by name; BackendConfig: the backend of each device."""
+"""The registry of backends by name; BackendConfig: the backend of each device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFAULT_DEVICE_MAP = {"cpu": "mpi", "cuda": "nccl"}
 
 
 class Made(Protocol):
-    """What a creator returns: a `Backend`."""
+    """The result of a creator: a `Backend`."""
 
     rank: int
     size: int
@@ -31,12 +31,12 @@ class Registered:
 
     def __init__(
         self,
-        creator: Creator | str,  # a function, or a "module:name" that is imported when it is needed
+        creator: Creator | str,  # a function, or a "module:name", imported on demand
         devices: tuple[str, ...],
         extended_api: bool,
         needs: str | None = None,  # a "module:function" that raises ImportError if a package is missing
-        uses_store: bool = True,  # the group's, which is opened for it
-        connects: bool = False,  # all ranks, when it is made: so it is made with its group, not with the first array
+        uses_store: bool = True,  # whether to open the group's store for it
+        connects: bool = False,  # whether its creation connects all ranks, so it must be made with its group
     ) -> None:
         self.creator = creator
         self.devices = devices
@@ -46,7 +46,7 @@ class Registered:
         self.connects = connects
 
     def load(self) -> Creator:
-        """Return the creator, imported; ImportError names the missing package."""
+        """Import and return the creator; ImportError names the missing package."""
         if self.needs is not None:
             late(self.needs)()
         if isinstance(self.creator, str):
@@ -61,14 +61,14 @@ REGISTRY: dict[str, Registered] = {
 }
 BUILT_IN = frozenset(REGISTRY)
 
-# Python objects travel over the group's MPI communicator, whatever the device map says.
+# Python objects always use the group's MPI communicator, regardless of the device map.
 OBJECTS = "objects"
 
 
 def register_backend(
     name: str, creator: Creator, *, devices: str | Sequence[str] | None = None, extended_api: bool = False
 ) -> None:
-    """Add a backend, to be used in configurations: ``init_process_group("cpu:mpi,cuda:" + name)``.
+    """Add a backend for use in configurations: ``init_process_group("cpu:mpi,cuda:" + name)``.
 
     Parameters
     ----------
@@ -76,10 +76,10 @@ def register_backend(
         The name for configurations: letters, digits and "_".
     creator : callable
         Makes one instance for one group: ``creator(store, rank, size, timeout)``, or, with `extended_api`,
-        ``creator(options, backend_options)`` where `options` is a :class:`BackendOptions` and `backend_options`
+        ``creator(options, backend_options)``; `options` is a :class:`BackendOptions`, and `backend_options`
         is None for now. It returns a :class:`Backend`. `store` is the group's :class:`Store`.
     devices : str or list of str, optional
-        The devices it serves. Default: all known ones.
+        The devices that it serves. Default: all known ones.
     extended_api : bool
         See `creator`.
 
@@ -96,8 +96,8 @@ def register_backend(
 
     Notes
     -----
-    An installed package announces its backends without being imported, by entry points of the group
-    ``hpccomm.backends``; each is a creator with the extended API, imported when a group first needs it.
+    An installed package announces its backends by entry points of the group ``hpccomm.backends``, without being
+    imported; each is a creator with the extended API, imported when a group first needs it.
 
     Examples
     --------
@@ -145,7 +145,7 @@ def _announced_backends() -> list[tuple[str, str]]:
 
 @c10d_names(backend="name")
 def is_backend_available(name: str) -> bool:
-    """Return True if there is a backend called `name`, and the packages that it needs are installed here.
+    """Return True if there is a backend called `name` and its packages are installed here.
 
     Parameters
     ----------
@@ -166,7 +166,7 @@ def is_backend_available(name: str) -> bool:
         return False
     try:
         REGISTRY[name].load()
-    except Exception:  # whatever keeps it from loading: a missing package, a missing library
+    except Exception:  # any reason: a missing package, a missing library
         return False
     return True
 
@@ -177,8 +177,8 @@ class BackendConfig:
     Parameters
     ----------
     backend : str, optional
-        ``"cpu:mpi,cuda:nccl"`` names a backend for each device; ``"mpi"`` maps the devices that this backend serves.
-        Case and white space do not matter. Default: every known device is mapped.
+        ``"cpu:mpi,cuda:nccl"`` names a backend for each device; ``"mpi"`` maps all devices that this backend serves.
+        Case and white space do not matter. By default every known device is mapped.
 
     Attributes
     ----------
@@ -188,7 +188,7 @@ class BackendConfig:
     Raises
     ------
     ValueError
-        `backend` is malformed, or a name is unknown; the message shows the bad part and lists the known names.
+        `backend` is malformed, or a name is unknown; the message shows the wrong part and lists the known names.
     TypeError
         `backend` is not a string.
 
@@ -205,7 +205,7 @@ class BackendConfig:
         if backend is None:
             self.device_map = dict(DEFAULT_DEVICE_MAP)
             own = known_devices()[len(BUILT_IN_DEVICES) :]
-            for name in known_backends() if own else ():  # mostly none: then no package is looked for
+            for name in known_backends() if own else ():  # usually none: then don't search for packages
                 for device in REGISTRY[name].devices:
                     if device in own:
                         self.device_map.setdefault(device, name)

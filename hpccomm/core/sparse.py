@@ -1,4 +1,4 @@
-"""all_reduce of the sparse matrices of scipy and cupyx, whose patterns may differ between ranks."""
+"""all_reduce of sparse matrices of scipy and cupyx; patterns may differ between ranks."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from .work import Work
 def all_reduce(
     group: Membership, backends: Mapping[str, Backend], matrix: Any, op: ReduceOpLike, async_op: bool
 ) -> tuple[Call, Callable[[], Work | None]]:
-    """Return the call, checked, and the step of the operation that sums `matrix` over the ranks, in place.
+    """Return the checked call and the step of the operation that sums `matrix` over the ranks, in place.
 
-    All ranks' entries are gathered and added in rank order. On the host every rank adds the same numbers in the same
-    order, so all end with bitwise the same matrix; the order on GPUs is CuPy's. Also with `async_op` the exchange of
-    the entry counts waits for the other ranks.
+    Each rank gathers all ranks' entries and adds them in rank order. On the host all ranks add the same numbers in the
+    same order, so their results are bitwise equal; on GPUs CuPy chooses the order. Even with `async_op`, the exchange
+    of the entry counts blocks until all ranks call it.
     """
     if as_reduce_op("all_reduce", op) is not ReduceOp.SUM:
         raise ValueError(f"all_reduce: sparse matrices can only be summed, not reduced with {op!r}{on_rank()}")
@@ -57,11 +57,11 @@ def _all_reduce(group: Membership, backends: Mapping[str, Backend], matrix: Any,
 
 
 def counts_of_all(group: Membership, backends: Mapping[str, Backend], matrix: Any, count: int) -> np.ndarray:
-    """Return the number of entries of each rank; ValueError on all if their matrices differ in shape or dtype."""
+    """Return each rank's number of entries; ValueError on all ranks if matrices differ in shape or dtype."""
     mine = np.array([count, *matrix.shape, ord(matrix.dtype.kind), matrix.dtype.itemsize], np.int64)
     every = np.empty((group.size, mine.size), np.int64)
     work = backends["cpu"].all_gather_single(every, mine, False)
-    if work is not None:  # of a backend that has only asynchronous operations
+    if work is not None:  # the backend has only asynchronous operations
         work.wait()
     differing = np.flatnonzero((every[:, 1:] != every[0, 1:]).any(axis=1))
     if differing.size:
@@ -85,7 +85,7 @@ def _assign(matrix: Any, entries: Any) -> None:
 
 
 def assign_sum(matrix: Any, coordinates: Any) -> None:
-    """Make `matrix` the sum of the entries of a matrix in the format "coo", keeping its class, shape and dtype."""
+    """Make `matrix` the sum of the entries of a "coo" matrix; keep its class, shape and dtype."""
     result = coordinates.asformat(matrix.format)
     result.sum_duplicates()
     matrix.data = result.data.astype(matrix.dtype, copy=False)

@@ -1,4 +1,4 @@
-"""Time-outs in seconds, and the pauses of a loop that polls."""
+"""Timeouts in seconds, and the pauses of polling loops."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ..errors import on_rank
 if TYPE_CHECKING:
     F = TypeVar("F", bound=Callable[..., object])
 
-KEEP_TIME: set[CodeType] = set()  # functions that raise when they have waited too long: the watchdog leaves it to them
-sched_yield = getattr(os, "sched_yield", partial(time.sleep, 0))  # which macOS lacks
+KEEP_TIME: set[CodeType] = set()  # functions with their own time limit, to which the watchdog leaves the error
+sched_yield = getattr(os, "sched_yield", partial(time.sleep, 0))  # macOS lacks it
 
 
 def as_seconds(timeout: timedelta | float, what: str = "timeout") -> float:
@@ -31,22 +31,22 @@ def as_seconds(timeout: timedelta | float, what: str = "timeout") -> float:
 
 
 def keeps_time(function: F) -> F:
-    """Note a function that raises by itself when it has waited too long."""
+    """Mark a function that raises an error by itself after too long a wait."""
     KEEP_TIME.add(function.__code__)
     return function
 
 
 def pauses(longest: float = 1e-3) -> Iterator[float]:
-    """Yield the seconds to `pause` between polls: often 0, then a microsecond more each time."""
+    """Yield the seconds to `pause` between polls: 200 times 0, then a microsecond more each time, up to `longest`."""
     yield from repeat(0.0, 200)
     yield from (k * 1e-6 for k in range(1, round(longest * 1e6)))
     yield from repeat(longest)
 
 
 def pause(seconds: float) -> None:
-    """Sleep; for 0, let others go on who wait for this core or the GIL.
+    """Sleep; for 0, only yield the core and the GIL to waiting threads.
 
-    ``time.sleep(0)`` is no such thing: it sets a timer, and takes 60 us and more (Linux's timer slack is 50 us).
+    ``time.sleep(0)`` would set a timer, and take 60 us or more (Linux's timer slack is 50 us).
     """
     if seconds:
         time.sleep(seconds)

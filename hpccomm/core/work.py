@@ -50,31 +50,31 @@ PUBLIC = [
     "wait", "is_completed", "is_success", "status", "exception", "result", "source_rank", "get_duration", "synchronize",
     "abort", "get_future", "op_type", "sequence_number", "group",
 ]  # fmt: skip
-IN_FLIGHT = WorkStatus.IN_FLIGHT  # a look-up in an Enum is slow
+IN_FLIGHT = WorkStatus.IN_FLIGHT  # look-ups in an Enum are slow
 COMPLETED = WorkStatus.COMPLETED
-STATE_LOCK = threading.Lock()  # around a few stores; nobody calls anything inside
+STATE_LOCK = threading.Lock()  # held for a few stores, never during a call
 
 
 def own_names(kind: type) -> set[str]:
-    """Return the names that a class has from classes outside hpccomm."""
+    """Return the names that a class inherits from classes outside hpccomm, or defines outside it."""
     return {name for each in kind.__mro__ if each.__module__.split(".")[0] != "hpccomm" for name in vars(each)}
 
 
 class Progress(NamedTuple):
-    """What a transport says of its Works, as `Work.progress` of its subclass.
+    """Properties of a transport's Works: `Work.progress` of the transport's subclass.
 
     Attributes
     ----------
     any_thread_may_poll : bool
-        `poll` calls no MPI: it asks a GPU.
+        `poll` does not call MPI, only the GPU.
     needs_polling : bool
-        Other ranks may wait until this one polls, so a thread does.
+        Other ranks may wait until this rank polls, so a thread must poll.
     enforces_timeout : bool
-        The transport ends the operation when a group with ``on_timeout="raise"`` has waited too long.
+        In a group with ``on_timeout="raise"`` the transport itself ends the operation after the timeout.
     can_be_left : bool
-        After a timeout the operation may stay in the transport for ever: no thread of this process is in it.
+        After a timeout the operation may stay in the transport forever: no thread of this process is in it.
     is_released_at_once : bool
-        The group looks at each new operation whether this one has ended, and not only when many are in flight.
+        Each new operation of this kind makes the group drop completed Works, not only when many are in flight.
     """
 
     any_thread_may_poll: bool = False
@@ -87,25 +87,25 @@ class Progress(NamedTuple):
 class Work:
     """An operation in flight; every ``async_op=True`` call returns one.
 
-    The output arrays hold the result once `wait` has returned or `is_completed` has been true. Until then, neither
-    inputs nor outputs may be touched. A Work may be dropped: its group keeps it and its arrays alive
+    The output arrays hold the result after `wait` has returned or `is_completed` has returned True. Until then, do not
+    touch inputs or outputs. The program may drop a Work: its group keeps it and its arrays alive
     until it is done.
 
-    On GPU arrays, `wait` makes the *current CUDA stream* wait and returns at once: what the program puts on that
-    stream next sees the result. The host waits in `synchronize`, in `wait` with a timeout, and with
-    ``HPCCOMM_BLOCKING_WAIT=1``; `is_completed` says whether the GPU is done.
+    On GPU arrays, `wait` makes the *current CUDA stream* wait and returns at once: later work on that stream
+    sees the result. The host waits in `synchronize`, in `wait` with a timeout, and with
+    ``HPCCOMM_BLOCKING_WAIT=1``; `is_completed` returns whether the GPU is done.
 
-    A transport subclasses it and writes `poll` and `block`, and `cancel` and `progress` where it can. When the
-    program's own signal handler has raised an exception inside them, they are called again: also after the transport
-    was done.
+    A transport subclasses it and writes `poll` and `block`, and if possible `cancel` and `progress`. If the
+    program's signal handler raises an exception inside `poll` or `block`, hpccomm calls them again, even after the
+    transport was done.
 
     Attributes
     ----------
     op_type : str
         Name of the operation, ``"all_reduce"``.
     sequence_number : int
-        Its number among the collectives of its group, or among the messages of its group on this rank, from 1. The
-        same number is the same collective on every rank.
+        Its number among the group's collectives, or among the group's messages on this rank, from 1. A
+        collective has the same number on every rank.
 
     Examples
     --------
@@ -120,24 +120,24 @@ class Work:
     """
 
     progress = Progress()
-    info = NOT_FOLLOWED  # its operation and group: the dispatcher puts them here
-    alive: Any = None  # the objects that must not be freed while the transport works on them
-    source: int | None = None  # the group rank that a message came from
-    operation: Operation | None = None  # for hooks, until it has ended: it has the arguments
-    duration: float | None = None  # seconds, where hooks have followed it
-    error: BaseException | None = None  # that has ended it
-    error_was_seen = False  # by the program; the group tells of others when it is destroyed
-    has_timed_out = False  # the program has been told that others did not come in the group's time
-    waiting_thread = 0  # that is in `wait` where no frame tells of it: in C
-    was_asked = False  # since the watchdog has looked, which sets it back
+    info = NOT_FOLLOWED  # its operation and group, set by the dispatcher
+    alive: Any = None  # objects to keep alive while the transport uses them
+    source: int | None = None  # the sender's group rank
+    operation: Operation | None = None  # for hooks, until it has ended: it holds the arguments
+    duration: float | None = None  # seconds, if hooks have followed it
+    error: BaseException | None = None  # the exception that ended it
+    error_was_seen = False  # by the program; destroy of the group reports other errors
+    has_timed_out = False  # after a DistTimeoutError of the group's timeout, if `progress.can_be_left`
+    waiting_thread = 0  # the thread in a `wait` of the compiled extension, which has no Python frame
+    was_asked = False  # whether the program has polled it since the watchdog last reset this
     is_driven = False  # by the progress thread, because a callback of its Future waits
-    op_type: str = property(attrgetter("info.op_type"))  # type: ignore[assignment]  # these are C, no further frame
+    op_type: str = property(attrgetter("info.op_type"))  # type: ignore[assignment]  # C functions: no Python frame
     sequence_number: int = property(attrgetter("info.number"))  # type: ignore[assignment]
     group: Any = property(attrgetter("info.dispatcher.group"))  # a ProcessGroup, or None
     _status = IN_FLIGHT
-    _finish: Callable[[], None] | None = None  # what is left to do when the transport is done: unpack, divide ...
-    _busy = False  # a thread is at it
-    _notified = False  # its end: the dispatcher and the hooks know
+    _finish: Callable[[], None] | None = None  # the last steps after the transport is done: unpack, divide ...
+    _busy = False  # whether a thread is in `_advance`
+    _notified = False  # whether the dispatcher and the hooks have been notified of its end
     _callbacks: list[Callable[[Work], None]] | None = None
     _future: WorkFuture | None = None
 
@@ -145,30 +145,30 @@ class Work:
         self._finish = finish
 
     def __dir__(self) -> list[str]:
-        """Return the names for programs, which completion shows; others are for transports and hpccomm's own files."""
+        """Return the public names, which completion shows; others are for transports and hpccomm's own files."""
         return sorted({*PUBLIC, *own_names(type(self))})
 
-    # -- what a transport writes ---------------------------------------------------------------
+    # -- methods for transports to override ----------------------------------------------------
 
     def poll(self) -> bool:
         """Return True if the transport is done, without blocking; raise its error if it has one."""
         raise NotImplementedError
 
     def block(self) -> None:
-        """Block until the transport is done, polling, while other threads run; raise its error if it has one."""
+        """Poll until the transport is done, while other threads run; raise its error if it has one."""
         looks = pauses()
         while not self.poll():
             pause(next(looks))
 
     def cancel(self) -> None:
-        """Make the transport give the operation up; return when it no longer uses any buffer."""
+        """Make the transport give up the operation; return when it no longer uses any buffer."""
         raise UnsupportedOperationError(
             f"it has begun and can't be taken back (only receives can); wait for it, or end the job with "
             f"ProcessGroup.abort(){on_rank()}",
             self.op_type,
         )
 
-    # -- what a program calls ------------------------------------------------------------------
+    # -- methods for programs ------------------------------------------------------------------
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         """Block until the operation is done.
@@ -176,7 +176,7 @@ class Work:
         Parameters
         ----------
         timeout : timedelta or float (seconds), optional
-            Default: wait for ever; in a group with ``on_timeout="raise"``, for the group's timeout.
+            Default: no limit; in a group with ``on_timeout="raise"``, the group's timeout.
 
         Returns
         -------
@@ -196,7 +196,7 @@ class Work:
             self._wait_until(time.monotonic() + as_seconds(timeout), timeout)
         elif not self._notified:
             self._advance(self.block)
-            while self._status is IN_FLIGHT:  # another thread was at it
+            while self._status is IN_FLIGHT:  # another thread was in it
                 time.sleep(1e-5)
                 self._advance(self.block)
         if self.error is not None:
@@ -218,14 +218,14 @@ class Work:
             pause(next(looks))
 
     def make_progress(self) -> bool:
-        """Poll this rank's other operations, which ranks that we wait for may need; return whether there are any.
+        """Poll this rank's other operations, which the awaited ranks may need; return whether there are any.
 
-        A Work that calls MPI in `poll` need not: MPI makes progress there.
+        Not needed if `poll` calls MPI, which makes progress on all operations.
         """
         return False
 
     def is_completed(self) -> bool:
-        """Return True if the operation has ended, well or not, without blocking."""
+        """Return True if the operation has completed or failed; do not block."""
         self.was_asked = True
         if self.has_ended():
             return True
@@ -233,23 +233,23 @@ class Work:
         return False
 
     def has_ended(self) -> bool:
-        """Return as `is_completed` does, for hpccomm itself: the program has not asked."""
+        """Return the same as `is_completed`, for hpccomm's own polls, which don't set `was_asked`."""
         if not self._notified:
             self._advance(self.poll)
         return self._status is not IN_FLIGHT
 
     @property
     def waits_on_stream(self) -> bool:
-        """True if `wait` makes a stream of a GPU wait, and not the host."""
+        """True if `wait` makes a GPU stream wait, not the host."""
         return False
 
     @property
     def is_notified(self) -> bool:
-        """True if it has ended and the hooks, which have the last word, have been called."""
+        """True if it has ended and the hooks, which may still replace its error, have been called."""
         return self._notified
 
     def is_success(self) -> bool:
-        """Return True if the operation has ended well, without blocking."""
+        """Return True if the operation has completed without an error; do not block."""
         return self.is_completed() and self._status is COMPLETED
 
     def exception(self) -> BaseException | None:
@@ -259,7 +259,7 @@ class Work:
         return self.error
 
     def result(self) -> Any:
-        """Wait; return the array (or list of arrays) that the operation has written."""
+        """Wait; return the array (or list of arrays) that the operation writes."""
         self.wait()
         return self.info.result
 
@@ -274,11 +274,11 @@ class Work:
         return self.source_rank()  # c10d's name of it
 
     def get_duration(self) -> float:
-        """Return the seconds from the beginning of the operation to the time at which its end was noticed.
+        """Return the seconds from the beginning of the operation until its end was noticed.
 
-        They are known if the group's :meth:`ProcessGroup.enable_timing` was called before the operation, and while
-        operations are recorded (``HPCCOMM_TRACE``). The end is noticed in `wait`, `is_completed`, or by hpccomm's own
-        thread where a callback of its Future waits: a program that asks late gets a longer time.
+        The group must measure: call :meth:`ProcessGroup.enable_timing` before the operation, or record operations
+        (``HPCCOMM_TRACE``). `wait` and `is_completed` notice the end, and hpccomm's own thread if a callback of the
+        Future waits: a program that calls them late gets a longer time.
 
         Returns
         -------
@@ -287,7 +287,7 @@ class Work:
         Raises
         ------
         DistError
-            It is not known, or the operation has not ended.
+            The time was not measured, or the operation has not ended.
         """
         is_timed = self.operation is not None
         if self.is_completed() and self.duration is not None:
@@ -304,9 +304,9 @@ class Work:
         self.wait()
 
     def abort(self) -> None:
-        """Cancel a pending receive: the Work ends as ABORTED, and the group can be used further.
+        """Cancel a pending receive: the Work ends as ABORTED, and the group remains usable.
 
-        MPI can't cancel other operations: UnsupportedOperationError. Nothing happens to a Work that has ended.
+        MPI can't cancel other operations: UnsupportedOperationError. On a Work that has ended, do nothing.
         """
         while self._status is IN_FLIGHT and not self._advance(self._take_back, WorkStatus.ABORTED):
             time.sleep(1e-5)
@@ -316,7 +316,7 @@ class Work:
         self.error = DistError(f"{self.op_type} #{self.sequence_number}: aborted by the program{on_rank()}")
 
     def give_up(self, error: Exception, deadline: float) -> None:
-        """End as failed with `error`, unless the transport ends the operation until `deadline`."""
+        """End as failed with `error`, unless the transport ends the operation before `deadline`."""
         while not self.has_ended() and time.monotonic() < deadline:
             time.sleep(1e-4)
         if self._status is IN_FLIGHT:
@@ -325,7 +325,7 @@ class Work:
             self._advance(self.poll)
 
     def fail(self, error: BaseException) -> None:
-        """Replace the error of the operation by `error`, which a hook has raised."""
+        """Set the error of the operation, and the status FAILED."""
         self.error, self._status = error, WorkStatus.FAILED
 
     @property
@@ -337,8 +337,8 @@ class Work:
     def get_future(self) -> Future:
         """Return a Future of `result()`.
 
-        It completes while somebody waits for it or asks; a callback of it (`then`, too) needs no call: a thread drives
-        the transport.
+        The Future makes progress while the program waits for it or polls it; if it has a callback (or `then`), a thread
+        makes progress instead.
         """
         from .future import WorkFuture
 
@@ -350,9 +350,9 @@ class Work:
         return future
 
     def add_done_callback(self, callback: Callable[[Work], None]) -> None:
-        """Call ``callback(self)`` when the operation ends, in the thread that notices; at once if it has ended.
+        """Call ``callback(self)`` when the operation ends, in the thread that notices it; at once if it has ended.
 
-        An exception of the callback is logged (logger ``hpccomm``), and not raised.
+        An exception of the callback is logged (logger ``hpccomm``), not raised.
         """
         with STATE_LOCK:
             if self._callbacks is None:
@@ -362,7 +362,7 @@ class Work:
             self._call_back()
 
     def finish_with(self, step: Callable[[], None]) -> None:
-        """Make `step` the last part of the operation; for composed operations, before anybody else has the Work."""
+        """Add `step` as the last part of the operation; only before any other thread has the Work."""
         if self._status is IN_FLIGHT:
             self._finish = both(self._finish, step)
         elif self._status is COMPLETED:
@@ -383,10 +383,10 @@ class Work:
     # -- completion ----------------------------------------------------------------------------
 
     def _advance(self, step: Callable[[], bool | None], ending: WorkStatus = COMPLETED) -> bool:
-        """Call `step`, unless another thread is in it; when the operation ends, finish it and notify once.
+        """Call `step`, unless another thread is in this method; when the operation ends, finish it and notify once.
 
-        In the main thread a signal's handler may raise after any call: then everything stays as it is, and the next
-        call goes on. Between the claim and its note, and between the note and `finally`, there is no call.
+        In the main thread a signal handler may raise after any call: then the state is unchanged, and the next call
+        continues. There is no call between setting `_busy` and `mine`, nor between setting `_notified` and `finally`.
         """
         mine = False
         try:
@@ -430,16 +430,16 @@ class Work:
                 return
             try:
                 callback(self)
-            except Exception:  # whose thread this is has nothing to do with it, and other callbacks wait
+            except Exception:  # this may be any thread, and other callbacks wait
                 log_exception("a callback of %r raised", self)
 
     def translate_error(self, error: Exception) -> Exception:
-        """Return the error for the program in the place of one that the transport has raised."""
+        """Return the program's error for one that the transport has raised."""
         return error
 
 
 class CompletedWork(Work):
-    """A Work that is done from the start, for backends whose operations complete at once.
+    """A completed Work, for backends whose operations complete at once.
 
     Examples
     --------
@@ -456,7 +456,7 @@ class CompletedWork(Work):
 
 
 class JoinedWork(Work):
-    """Several Works as one, which is done when all of them are."""
+    """Several Works as one, done when all of them are done."""
 
     def __init__(self, works: list[Work]) -> None:
         super().__init__()
@@ -464,8 +464,8 @@ class JoinedWork(Work):
         self._works = works
 
     def poll(self) -> bool:
-        """Return True if all are done; raise the error of the first that has failed."""
-        done = [work.has_ended() for work in self._works]  # a look at each lets it make progress
+        """Return True if all are done; raise the error of the first failed one."""
+        done = [work.has_ended() for work in self._works]  # poll each, so that it makes progress
         if not all(done):
             return False
         self.block()
@@ -476,11 +476,11 @@ class JoinedWork(Work):
         return any(work.make_progress() for work in self._works)
 
     def block(self) -> None:
-        """Wait for all, also where one has failed; raise the error of the first that has."""
+        """Wait for all, even after one has failed; raise the error of the first failed one."""
         first: Exception | None = None
         for work in self._works:
             if work.waits_on_stream and work._status is IN_FLIGHT and self.group is not None:
-                work.info = self.info  # it goes on after `wait`, and the group ends it
+                work.info = self.info  # it is in flight after `wait`; the group follows it to its end
                 self.info.dispatcher.in_flight[work] = None
             try:
                 work.wait()
@@ -512,15 +512,15 @@ def repeatable(finish: None) -> None: ...
 @overload
 def repeatable(finish: Callable[[], None]) -> Callable[[], None]: ...
 def repeatable(finish: Callable[[], None] | None) -> Callable[[], None] | None:
-    """Return `finish` as a function that may be called again after a signal's handler has interrupted it."""
+    """Return `finish` as a function that may be called again after a signal handler has interrupted it."""
     return Once(finish) if isinstance(finish, InPlace) else finish
 
 
 class Once:
-    """A function that calls `steps`, which have to be in C, once; and again only after `arm`.
+    """A function that calls `steps`, which must be C functions, once; and again only after `arm`.
 
-    Steps that a signal's handler interrupts are done again from the beginning, and a division in place must not be:
-    nothing can come between C's taking a step from the iterator and calling it.
+    hpccomm repeats last steps that a signal handler has interrupted, but a division in place must not be repeated: no
+    handler can run between C's taking a step from the iterator and calling it.
     """
 
     def __init__(self, *steps: Callable[[], Any]) -> None:
@@ -532,12 +532,12 @@ class Once:
         self._pending = iter(self._steps)
 
     def __call__(self) -> None:
-        """Call the steps, unless that has been done."""
+        """Call the steps that have not yet been called."""
         deque(map(methodcaller("__call__"), self._pending), 0)
 
 
 def is_of_a_signal_handler(error: BaseException) -> bool:
-    """Return True if a signal handler has raised `error`: a function whose argument is the frame it interrupted."""
+    """Return True if a signal handler has raised `error`: a function with the interrupted frame as an argument."""
     trace = error.__traceback__
     interrupted: FrameType | None = None
     while trace is not None:
@@ -556,7 +556,7 @@ if TYPE_CHECKING:
     Blocking = TypeVar("Blocking", covariant=True)  # the result without async_op
 
     class Asynchronous(Protocol[P, Blocking]):
-        """A function that returns a Work if `async_op` is true; of such calls only the first argument is checked."""
+        """A function that returns a Work if `async_op` is true; type checkers check only its first argument then."""
 
         @overload
         def __call__(
@@ -587,5 +587,5 @@ if TYPE_CHECKING:
 else:
 
     def asynchronous_method(method: Any) -> Any:
-        """Return the method as it is; type checkers see that `async_op` decides what it returns."""
+        """Return the method unchanged; for type checkers, `async_op` selects the type of the result."""
         return method

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Follower(Protocol):
-    """What a Work needs of the dispatcher of its group."""
+    """The part of its group's dispatcher that a Work uses."""
 
     group: Membership | None
     in_flight: dict[Work, None]
@@ -21,19 +21,19 @@ class Follower(Protocol):
 
 
 class WorkInfo(NamedTuple):
-    """The operation of a Work, and its group. It never changes; `debug/` reads it too, from any thread."""
+    """The operation of a Work, and its group. It is immutable; `debug/` reads it too, from any thread."""
 
     dispatcher: Follower
     op_type: str = ""
-    number: int = 0  # among the collectives, or the messages, of the group on this rank
+    number: int = 0  # among the group's collectives, or among its messages on this rank
     result: Any = None  # the value of `Work.result`
-    peer: int | None = None  # of a message: the rank of the group at its other end
+    peer: int | None = None  # of a message: the group rank at the other end
     timeout: float | None = None  # seconds: the default of `Work.wait`
     tag: int | None = None  # of a message
 
 
 class NullDispatcher:
-    """The dispatcher of a Work that no group follows: a part of another one, or one that a program has made."""
+    """The dispatcher of a Work that no group follows: a part of another Work, or made by the program."""
 
     group: Any = None
 
@@ -41,12 +41,12 @@ class NullDispatcher:
         self.in_flight: dict[Work, None] = {}
 
     def ended(self, *_: Any, **__: Any) -> None:
-        """Do nothing: the Work that this one is a part of does."""
+        """Do nothing: the outer Work reports its end."""
 
     identify = ended
 
 
 NOT_FOLLOWED = WorkInfo(NullDispatcher())
 
-# NamedTuple's own constructor is a function in Python, and there is one WorkInfo for every asynchronous operation.
+# Faster than NamedTuple's own constructor, which is a Python function: each asynchronous operation makes a WorkInfo.
 work_info = partial(tuple.__new__, WorkInfo)
