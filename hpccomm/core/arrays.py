@@ -164,7 +164,7 @@ def locate(operation: str, argument: str, array: Array) -> tuple[str, Any]:
 
 
 def instead_of_mpi4pys(thing: object) -> str:
-    """Return a hint how to replace an argument of mpi4py's; "" for any other argument."""
+    """Return a hint for replacing an argument of mpi4py's; "" for any other argument."""
     if isinstance(thing, list | tuple) and thing and type(thing[-1]).__module__ == "mpi4py.MPI":
         return "without count and MPI datatype: the array, or array[:n]"
     if type(thing).__module__ != "mpi4py.MPI":

@@ -195,7 +195,7 @@ class PersistentWork:
 
 
 class Repeated(PersistentWork):
-    """A persistent operation of a transport without such: each start is an asynchronous operation."""
+    """A persistent operation for transports that have none: each start is an asynchronous operation."""
 
     def __init__(self, launch: Callable[[], Any]) -> None:
         self._launch: Callable[[], Any] | None = launch  # returns a Work, or another value if already done

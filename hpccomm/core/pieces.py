@@ -1,4 +1,4 @@
-"""Exchange parts of arrays: by one message for each pair of ranks, or in simple transports for each part."""
+"""Exchange parts of arrays: one message for each pair of ranks, or (in simple transports) one for each part."""
 
 from __future__ import annotations
 

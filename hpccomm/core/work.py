@@ -276,7 +276,7 @@ class Work:
     def get_duration(self) -> float:
         """Return the seconds from the beginning of the operation until its end was noticed.
 
-        The group must measure: call :meth:`ProcessGroup.enable_timing` before the operation, or record operations
+        The group must measure it: call :meth:`ProcessGroup.enable_timing` before the operation, or record operations
         (``HPCCOMM_TRACE``). `wait` and `is_completed` notice the end, and hpccomm's own thread if a callback of the
         Future waits: a program that calls them late gets a longer time.
 

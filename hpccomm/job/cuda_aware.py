@@ -1,4 +1,4 @@
-"""Find out whether the MPI library accepts pointers to GPU memory; without proof it does not."""
+"""Find out whether the MPI library accepts pointers to GPU memory; without proof, assume that it does not."""
 
 from __future__ import annotations
 

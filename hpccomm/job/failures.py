@@ -41,7 +41,7 @@ def is_on() -> bool:
 
 
 def prepare() -> None:
-    """Before MPI starts, set that MPI_Finalize must not wait for dead ranks: Open MPI 5.0 may wait forever."""
+    """Before MPI starts, make MPI_Finalize not wait for dead ranks: Open MPI 5.0 may wait forever."""
     if is_on():
         os.environ.setdefault("OMPI_MCA_async_mpi_finalize", "1")
 
@@ -222,7 +222,7 @@ def shrink(comm: Any) -> tuple[Any, list[int]]:
         try:
             spare = new.Dup()
         except MPI.Exception:
-            new.Revoke()  # others may wait in it
+            new.Revoke()  # other ranks may wait in it
         if agree(new, spare is not None):
             break
         new, spare = _shrunk(new), None  # another rank has died meanwhile

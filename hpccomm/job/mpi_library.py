@@ -107,7 +107,7 @@ def release(comm: MPI.Intracomm) -> None:
 
 
 def number_nodes(comm: MPI.Intracomm) -> tuple[tuple[int, ...], dict[int, int]]:
-    """Return the node number of every rank, and the process number of each rank of this node.
+    """Return the node number of every rank, and the process id of each rank on this node.
 
     The ranks of a node share memory (MPI_COMM_TYPE_SHARED). Processes in another PID namespace are left out.
     """

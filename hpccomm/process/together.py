@@ -42,7 +42,7 @@ class Words(NamedTuple):
 
 @contextlib.contextmanager
 def said_once(words: Words) -> Iterator[list[str]]:
-    """Yield the texts to print in the block: on one failing rank of the node those of all, on the others none.
+    """Yield the texts to print in the block: one failing rank of the node gets those of all, the others get none.
 
     The other ranks continue when the block has ended.
     """
