@@ -56,7 +56,7 @@ STATE_LOCK = threading.Lock()  # held for a few stores, never during a call
 
 
 def own_names(kind: type) -> set[str]:
-    """Return the names that a class inherits from classes outside hpccomm, or defines outside it."""
+    """Return the names from all classes of `kind.__mro__` that are defined outside hpccomm."""
     return {name for each in kind.__mro__ if each.__module__.split(".")[0] != "hpccomm" for name in vars(each)}
 
 
