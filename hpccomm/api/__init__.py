@@ -1,1 +1,1 @@
-"""What users call: each function documented and typed."""
+"""The functions that users call, documented and typed."""

@@ -1,4 +1,4 @@
-"""coalescing(): the operations of a block leave together, in as few messages as possible."""
+"""coalescing(): send the operations of a block together, in as few messages as possible."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ class coalescing:
     """Collect the operations of a ``with`` block and send them together at its end.
 
     Inside the block, `all_reduce`, `broadcast`, `all_gather_single` and `reduce_scatter_single` on the group return
-    None at once, and their arrays may not be touched before the block ends (with `async_ops`, before `wait()`). At
-    the end of the block, operations of the same kind (with the same op or root) that follow one another go as one
-    coalesced operation. The whole block is one operation, with one sequence number. Other operations of the group are
-    refused inside the block, those of other threads are not collected; an exception in the block drops what was
-    collected.
+    None at once. Don't touch their arrays before the block ends (with `async_ops`, before `wait()` returns). At the
+    end of the block, consecutive operations of the same kind (with the same op or root) run as one coalesced
+    operation. The whole block counts as one operation, with one sequence number. Inside the block, other operations of
+    the group raise. Operations in other threads are not collected. An exception in the block discards the collected
+    operations.
 
     Parameters
     ----------
     group : ProcessGroup, optional
         Default: the world.
     async_ops : bool
-        False: the results are in place after the block. True: after `wait()`.
+        False: the results are in place after the block. True: they are in place after `wait()`.
 
     Raises
     ------
     ValueError
-        The group collects already (blocks do not nest), or an operation inside has ``async_op=True``.
+        The group already has an open block (blocks do not nest), or an operation inside has ``async_op=True``.
     UnsupportedOperationError
-        Another operation of the group.
+        Another operation of the group is called inside the block.
 
     Examples
     --------

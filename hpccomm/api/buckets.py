@@ -1,4 +1,4 @@
-"""GradientBuckets: many small arrays reduced as a few large ones, while the rest is still being computed."""
+"""GradientBuckets: reduce many small arrays as a few large ones, while the program computes the rest."""
 
 from __future__ import annotations
 
@@ -22,45 +22,44 @@ BUCKET_BYTES = 4 << 20
 
 
 class GradientBuckets:
-    """Arrays laid out in flat buckets, each of which is reduced as soon as its last array is ready.
+    """Arrays packed in flat buckets; each bucket is reduced when all of its arrays are ready.
 
-    The arrays are packed from the last to the first, the order in which back-propagation produces gradients. Buckets
-    are reduced in that order on every rank, whatever the order in which the arrays become ready, so that the calls
-    match.
+    The arrays are packed from the last to the first, the order in which back-propagation produces gradients. Every rank
+    reduces the buckets in that order, even if arrays become ready in another one. So the calls of all ranks match.
 
     Parameters
     ----------
     arrays : list of numpy.ndarray or of cupy.ndarray
-        The arrays to make room for; their values are copied. Each dtype has buckets of its own, and so does an array
-        larger than `bucket_bytes`.
+        The arrays to pack; their values are copied. Each dtype has its own buckets, and an array larger than
+        `bucket_bytes` has a bucket to itself.
     bucket_bytes : int
-        The largest size of a bucket of several arrays. Default: 4 MiB.
+        The maximum size of a bucket of several arrays. Default: 4 MiB.
     op : ReduceOp, str or mpi4py.MPI.Op
         Default: AVG.
     group : ProcessGroup, optional
         Default: the world.
     compression : dtype, optional
-        Reduce in this dtype (``np.float16``, ``ml_dtypes.bfloat16``) and convert back. Half the bytes are sent if the
-        backend sends half precision as it is; MPI's reduces it in float32, so nothing is saved, and values are rounded.
+        Reduce in this dtype (``np.float16``, ``ml_dtypes.bfloat16``) and convert back. It halves the bytes sent if the
+        backend reduces half precision directly. MPI's backend reduces it in float32: it sends as much, and rounds.
     reproducible : bool
-        Reduce by ``ReduceOp.REPRODUCIBLE_SUM``, and divide by the number of ranks afterwards if `op` is AVG: no bit
-        depends on the order of the ranks, the MPI library or the buckets. Two to four times the bytes are sent
-        where gradients are of similar magnitude, and `ready` waits for the other ranks at the last array of a bucket.
+        Reduce by ``ReduceOp.REPRODUCIBLE_SUM``; if `op` is AVG, divide by the number of ranks afterwards. No bit
+        depends on the order of the ranks, the MPI library or the buckets. Gradients of similar magnitude take two to
+        four times the bytes, and `ready` waits for the other ranks at the last array of a bucket.
 
     Attributes
     ----------
     arrays : list of numpy.ndarray or of cupy.ndarray
-        Views into the buckets, of the shapes and dtypes of the arrays given: write gradients here, read results here.
+        Views of the buckets, with the shapes and dtypes of the original arrays. Write gradients and read results here.
     buckets : list of numpy.ndarray or of cupy.ndarray
         The flat buckets.
 
     Raises
     ------
     ValueError
-        There is no array, arrays are on different devices, `bucket_bytes` is not positive, or `op` is neither SUM nor
+        The list is empty, arrays are on different devices, `bucket_bytes` is not positive, or `op` is neither SUM nor
         AVG with ``reproducible=True``.
     TypeError
-        Something in the list is no array, or of object dtype or foreign byte order.
+        An item of the list is not an array, or has object dtype or foreign byte order.
 
     Examples
     --------
@@ -112,22 +111,22 @@ class GradientBuckets:
         self._works: list[tuple[Work | None, Array]] = []
 
     def ready(self, index: int, array: Array | None = None) -> None:
-        """Mark ``arrays[index]`` as complete; its bucket is reduced when all of its arrays are.
+        """Mark ``arrays[index]`` as complete; its bucket is reduced when all of its arrays are complete.
 
         Parameters
         ----------
         index : int
-            Its index in `arrays`.
+            The array's index in `arrays`.
         array : numpy.ndarray, cupy.ndarray, torch.Tensor, optional
-            The array that was written, to be compared with ``arrays[index]``: after PyTorch's
-            ``zero_grad(set_to_none=True)`` a gradient is another tensor, outside the buckets, and would not be reduced.
+            The array that the program wrote, to check that it is ``arrays[index]``. After PyTorch's
+            ``zero_grad(set_to_none=True)`` a gradient is a new tensor outside the buckets, and would not be reduced.
 
         Raises
         ------
         IndexError
             There is no such array.
         DistError
-            It was ready already in this step, or `array` is not in the buckets.
+            The array was ready already in this step, or `array` is not in the buckets.
         """
         if index not in self._bucket_of:
             raise IndexError(
@@ -150,7 +149,7 @@ class GradientBuckets:
         missing.remove(index)
         while len(self._works) < len(self.buckets) and not self._missing[len(self._works)]:
             flat = self.buckets[len(self._works)]
-            with np.errstate(all="ignore"):  # what is too large becomes inf, as in a sum of this dtype
+            with np.errstate(all="ignore"):  # overflow gives inf, as in a sum of this dtype
                 sent = flat if self._compression is None else flat.astype(self._compression)
             self._works.append((all_reduce(sent, self._op, self._group, async_op=True), sent))
 
@@ -176,7 +175,7 @@ class GradientBuckets:
 
 
 def _divisor(op: ReduceOp, group: Group | None) -> int | None:
-    """Return what a reproducible sum is divided by."""
+    """Return the divisor of a reproducible sum; None if there is no division."""
     if op not in (ReduceOp.SUM, ReduceOp.AVG):
         raise ValueError(f"GradientBuckets: reproducible=True is for the ops sum and avg, not {op!r}{on_rank()}")
     return get_world_size(group) if op is ReduceOp.AVG else None
@@ -185,7 +184,7 @@ def _divisor(op: ReduceOp, group: Group | None) -> int | None:
 def _partition(arrays: list[tuple[np.dtype[Any], int]], bucket_bytes: int) -> list[list[int]]:
     """Return the indices of each bucket's arrays, from the last array to the first."""
     buckets: list[list[int]] = []
-    room: dict[Any, int] = {}  # of the open bucket of each dtype
+    room: dict[Any, int] = {}  # bytes left in the open bucket of each dtype
     open_bucket: dict[Any, int] = {}
     for i in range(len(arrays) - 1, -1, -1):
         dtype, nbytes = arrays[i]

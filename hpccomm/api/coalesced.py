@@ -1,6 +1,6 @@
-"""The coalesced collectives, as users call them: many arrays in one message.
+"""The public coalesced collectives: many arrays in one message.
 
-What is said of arrays, errors and `async_op` in `collectives.py` holds here, too.
+The rules of `collectives.py` about arrays, errors and `async_op` hold here too.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 def all_reduce_coalesced(
     arrays: Sequence[Array], op: ReduceOpLike = SUM, group: Group | None = None, async_op: bool = False
 ) -> Work | None:
-    """Reduce each array of a list over all ranks, in place: :func:`all_reduce` of all of them in one message.
+    """Reduce each array of a list over all ranks, in place: one :func:`all_reduce` for all arrays.
 
     Parameters
     ----------
     arrays : list of arrays
-        The same list of sizes and dtypes on every rank; they must not share memory. Those of one dtype leave together.
+        Sizes and dtypes are the same on every rank. The arrays must not share memory. Each dtype takes one message.
     op, group, async_op
-        As for :func:`all_reduce`, and so are the errors.
+        As for :func:`all_reduce`, with the same errors.
 
     Returns
     -------
@@ -52,14 +52,14 @@ def broadcast_coalesced(
     async_op: bool = False,
     group_src: Integer | None = None,
 ) -> Work | None:
-    """Copy each array of a list from one rank to all: :func:`broadcast` of all of them in one message.
+    """Copy each array of a list from one rank to all ranks: one :func:`broadcast` for all arrays.
 
     Parameters
     ----------
     arrays : list of arrays
-        The same list of sizes and dtypes on every rank; dtypes may be mixed.
+        Sizes and dtypes are the same on every rank; dtypes may be mixed.
     src, group, async_op, group_src
-        As for :func:`broadcast`, and so are the errors.
+        As for :func:`broadcast`, with the same errors.
 
     Returns
     -------
@@ -80,7 +80,7 @@ def broadcast_coalesced(
 def all_gather_coalesced(
     output_lists: Sequence[Sequence[Array]], arrays: Sequence[Array], group: Group | None = None, async_op: bool = False
 ) -> Work | None:
-    """Collect the arrays of every rank, on every rank: :func:`all_gather` of each of them in one message.
+    """Collect the arrays of every rank on every rank: one :func:`all_gather` for all arrays.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ def all_gather_coalesced(
     arrays : list of arrays
         This rank's contributions; dtypes may be mixed.
     group, async_op
-        As for :func:`all_gather`, and so are the errors.
+        As for :func:`all_gather`, with the same errors.
 
     Returns
     -------
@@ -114,7 +114,7 @@ def all_gather_single_coalesced(
     Parameters
     ----------
     outputs, inputs : lists of arrays, of equal length
-        Each pair as for :func:`all_gather_single`, and so are the errors; dtypes may be mixed.
+        Each pair as for :func:`all_gather_single`, with the same errors; dtypes may be mixed.
     group, async_op
         As for :func:`all_reduce`.
 
@@ -145,7 +145,7 @@ def reduce_scatter_single_coalesced(
     Parameters
     ----------
     outputs, inputs : lists of arrays, of equal length
-        Each pair as for :func:`reduce_scatter_single`, and so are the errors.
+        Each pair as for :func:`reduce_scatter_single`, with the same errors.
     op, group, async_op
         As for :func:`all_reduce`.
 

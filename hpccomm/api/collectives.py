@@ -1,17 +1,17 @@
-"""The collective operations, as users call them.
+"""The public collective operations.
 
-Every function ends with ``group=None, async_op=False``, which :func:`all_reduce` explains. Until an asynchronous
-operation has completed, its arrays may be neither read nor written. The group keeps them alive, so the program may drop
-its own references to them, and the Work as well. MPI matches blocking operations with blocking ones only, so all ranks
-give the same `async_op`.
+Every function takes ``group=None, async_op=False``, which :func:`all_reduce` explains. Don't read or write the arrays
+of an asynchronous operation before it has completed. The group keeps them alive, so the program may drop its
+references to the arrays and to the Work. All ranks must pass the same `async_op`, because MPI does not match blocking
+collectives with nonblocking ones.
 
-Sizes and ranks that do not fit raise ValueError; dtypes that do not fit, and what is no array or no list, TypeError: on
-each rank that can see it, before anything is sent or written.
+A wrong size or rank raises ValueError. A wrong dtype, or an object that is not an array or a list, raises TypeError.
+Each rank that can detect the error raises it before anything is sent or written.
 
-c10d's names of arguments (``tensor=``, ``output_tensor=`` ...) are taken as keywords too.
+c10d's argument names (``tensor=``, ``output_tensor=`` ...) are accepted as keywords too.
 
-Arrays are NumPy or CuPy arrays, or anything else with the buffer protocol or DLPack (``array.array``, torch
-tensors ...), contiguous or not. Results are always written into arrays that the caller made.
+Arrays are NumPy or CuPy arrays, or other objects with the buffer protocol or DLPack (``array.array``, torch
+tensors ...), contiguous or not. Results are always written into the caller's arrays.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def broadcast(
     group_src: Integer | None = None,
     tensor: Array = NAMED,
 ) -> Work | None:
-    """Copy `array` of one rank to all ranks of the group, in place: MPI_Bcast (MPI-4.1 §6.4).
+    """Copy one rank's `array` to all ranks of the group, in place: MPI_Bcast (MPI-4.1 §6.4).
 
     Parameters
     ----------
     array : array
-        Read on the source, written on the others: same dtype and number of elements everywhere.
+        Read on the source, written on the other ranks. Dtype and number of elements are the same on every rank.
     src, group_src : int
         The source: its *global* rank, or its rank in the group.
     group, async_op
@@ -73,7 +73,7 @@ def broadcast(
     if tensor is not None:
         array = either("broadcast", array=array, tensor=tensor)
     group = member(group)
-    ranks, is_plain = group.group_ranks, group_src is None and type(src) is int  # a short way round `peer`
+    ranks, is_plain = group.group_ranks, group_src is None and type(src) is int  # a shortcut for `peer`
     root = ranks[src] if is_plain and src in ranks else group.peer("broadcast", "src", src, group_src)
     return group.broadcast(array, root, async_op)
 
@@ -90,20 +90,20 @@ def all_reduce(
     Parameters
     ----------
     array : array or scipy.sparse matrix
-        The contribution, overwritten by the result: same dtype and number of elements everywhere. A sparse
+        The contribution, overwritten by the result. Dtype and number of elements are the same on every rank. A sparse
         matrix (CSR, CSC or COO, with SUM) may have a different pattern on each rank; it becomes the sum.
     op : ReduceOp, str or mpi4py.MPI.Op
-        Such as ``"max"``. Default: SUM. float16 and bfloat16 are accumulated in float32. ``"reproducible_sum"`` gives
-        the number closest to each exact sum: the same bits whatever the order of the ranks.
+        For example ``"max"``. Default: SUM. float16 and bfloat16 are accumulated in float32. ``"reproducible_sum"``
+        gives the number closest to each exact sum, so the bits do not depend on the order of the ranks.
     group : ProcessGroup, optional
-        A group of :func:`new_group`; every rank of it makes the same call. Default: the world.
+        A group from :func:`new_group`; each of its ranks makes the same call. Default: the world.
     async_op : bool
-        True on all ranks: return a Work at once; until it has completed, `array` may not be touched.
+        True, on all ranks: return a Work at once. Don't touch `array` until the Work has completed.
 
     Returns
     -------
     Work or None
-        None, when the result is in place. With ``async_op=True`` the Work.
+        None once the result is in place; the Work if ``async_op=True``.
 
     Raises
     ------
@@ -141,7 +141,7 @@ def reduce(
     Parameters
     ----------
     array : array
-        The contribution; on the destination, the result. On the others it is only read.
+        The contribution. It is overwritten by the result on the destination, and only read on the other ranks.
     dst, group_dst : int
         The destination: its *global* rank, or its rank in the group.
     op, group, async_op
@@ -161,15 +161,15 @@ def reduce(
     if tensor is not None:
         array = either("reduce", array=array, tensor=tensor)
     group = member(group)
-    ranks, is_plain = group.group_ranks, group_dst is None and type(dst) is int  # likewise
+    ranks, is_plain = group.group_ranks, group_dst is None and type(dst) is int  # see broadcast
     root = ranks[dst] if is_plain and dst in ranks else group.peer("reduce", "dst", dst, group_dst)
     return group.reduce(array, root, op, async_op)
 
 
 def scan(array: Array, op: ReduceOpLike = SUM, group: Group | None = None, async_op: bool = False) -> Work | None:
-    """Replace `array` of rank r by the reduction of the arrays of ranks 0 to r: MPI_Scan (MPI-4.1 §6.11.1).
+    """Replace rank r's `array` by the reduction of the arrays of ranks 0 to r: MPI_Scan (MPI-4.1 §6.11.1).
 
-    Arguments and errors are those of :func:`all_reduce`; AVG is refused.
+    Arguments and errors are those of :func:`all_reduce`; AVG is not supported.
 
     Returns
     -------
@@ -186,10 +186,10 @@ def scan(array: Array, op: ReduceOpLike = SUM, group: Group | None = None, async
 
 
 def exscan(array: Array, op: ReduceOpLike = SUM, group: Group | None = None, async_op: bool = False) -> Work | None:
-    """Replace `array` of rank r by the reduction of the arrays of ranks 0 to r-1: MPI_Exscan (MPI-4.1 §6.11.2).
+    """Replace rank r's `array` by the reduction of the arrays of ranks 0 to r-1: MPI_Exscan (MPI-4.1 §6.11.2).
 
-    Rank 0 has no ranks before it: its array keeps its value, which MPI leaves undefined. Arguments and errors are those
-    of :func:`all_reduce`; AVG is refused.
+    Rank 0's array keeps its value (MPI leaves it undefined). Arguments and errors are those of :func:`all_reduce`; AVG
+    is not supported.
 
     Returns
     -------
@@ -214,10 +214,10 @@ def all_gather(
     Parameters
     ----------
     output_list : list of arrays
-        One per rank: ``output_list[r]`` receives rank r's `array` and has as many elements. Sizes may differ
+        One array per rank: ``output_list[r]`` receives rank r's `array` and has as many elements. Sizes may differ
         between ranks.
     array : array
-        This rank's contribution, of the same dtype.
+        This rank's contribution, of the same dtype as the outputs.
     group, async_op
         As for :func:`all_reduce`.
 
@@ -228,7 +228,7 @@ def all_gather(
     Raises
     ------
     ValueError, TypeError
-        The list does not have one array per rank, or this rank's part of it has not the size or dtype of `array`.
+        The list does not have one array per rank, or this rank's output differs from `array` in size or dtype.
 
     Examples
     --------
@@ -250,17 +250,17 @@ def all_gather_single(
 ) -> Work | None:
     """Collect the `input` of every rank in one array, on every rank: MPI_Allgather (MPI-4.1 §6.7).
 
-    It is also called `all_gather_into_tensor`.
+    Also available as `all_gather_into_tensor`.
 
     Parameters
     ----------
     output : array
-        Receives the inputs in rank order, concatenated (shape ``(n * rows, ...)``) or stacked (``(n, rows, ...)``):
-        `n` times as many elements as `input`, the same dtype.
+        Receives the inputs in rank order, concatenated (shape ``(n * rows, ...)``) or stacked (``(n, rows, ...)``).
+        On `n` ranks it has `n` times as many elements as `input`, and the same dtype.
     input : array
-        This rank's contribution: the same number of elements on every rank. It may be this rank's part of `output`.
+        This rank's contribution; every rank's has the same number of elements. It may be this rank's part of `output`.
     group, async_op
-        As for :func:`all_gather`, and so are the errors.
+        As for :func:`all_gather`, with the same errors.
 
     Returns
     -------
@@ -296,7 +296,7 @@ def gather(
     array : array
         This rank's contribution. Sizes may differ between ranks.
     gather_list : list of arrays
-        On the destination: one per rank, as the `output_list` of :func:`all_gather`. Elsewhere: None.
+        On the destination: one array per rank, like `output_list` in :func:`all_gather`. On other ranks: None.
     dst, group_dst : int, optional
         The destination: its *global* rank, or its rank in the group. Default: the group's first rank.
     group, async_op
@@ -309,7 +309,7 @@ def gather(
     Raises
     ------
     ValueError, TypeError
-        The list is missing on the destination or given elsewhere, or sizes or dtypes do not fit.
+        The list is missing on the destination or given on another rank, or sizes or dtypes do not fit.
 
     Examples
     --------
@@ -331,14 +331,14 @@ def scatter(
     async_op: bool = False,
     group_src: Integer | None = None,
 ) -> Work | None:
-    """Hand out the arrays of a list on one rank, one to each rank: MPI_Scatterv (MPI-4.1 §6.6).
+    """Distribute one rank's list of arrays, one array to each rank: MPI_Scatterv (MPI-4.1 §6.6).
 
     Parameters
     ----------
     output : array
         Receives this rank's part. Sizes may differ between ranks.
     scatter_list : list of arrays
-        On the source: one per rank. Elsewhere: None.
+        On the source: one array per rank. On other ranks: None.
     src, group_src : int, optional
         The source: its *global* rank, or its rank in the group. Default: the group's first rank.
     group, async_op
@@ -351,7 +351,7 @@ def scatter(
     Raises
     ------
     ValueError, TypeError
-        The list is missing on the source or given elsewhere, or sizes or dtypes do not fit.
+        The list is missing on the source or given on another rank, or sizes or dtypes do not fit.
 
     Examples
     --------
@@ -372,16 +372,16 @@ def reduce_scatter(
     group: Group | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Reduce lists of arrays, their r-th arrays onto rank r: MPI_Reduce_scatter (MPI-4.1 §6.10.2).
+    """Reduce the r-th arrays of all ranks' lists onto rank r: MPI_Reduce_scatter (MPI-4.1 §6.10.2).
 
     Parameters
     ----------
     output : array
         Receives this rank's part. Sizes may differ between ranks.
     input_list : list of arrays
-        One per rank: ``input_list[r]`` has as many elements as the `output` of rank r. All have one dtype.
+        One array per rank: ``input_list[r]`` has as many elements as rank r's `output`. All have the same dtype.
     op, group, async_op
-        As for :func:`all_reduce`, and so are the errors.
+        As for :func:`all_reduce`, with the same errors.
 
     Returns
     -------
@@ -400,18 +400,18 @@ def reduce_scatter(
 def reduce_scatter_single(
     output: Array, input: Array, op: ReduceOpLike = SUM, group: Group | None = None, async_op: bool = False
 ) -> Work | None:
-    """Reduce `input` over the ranks and hand out the result in equal parts: MPI_Reduce_scatter_block (MPI-4.1 §6.10.1).
+    """Reduce `input` over the ranks and scatter the result in equal parts: MPI_Reduce_scatter_block (MPI-4.1 §6.10.1).
 
-    It is also called `reduce_scatter_tensor`.
+    Also available as `reduce_scatter_tensor`.
 
     Parameters
     ----------
     output : array
         Receives part r of the reduced input on rank r.
     input : array
-        `n` times as many elements as `output`, the same dtype.
+        This rank's contribution. On `n` ranks it has `n` times as many elements as `output`, and the same dtype.
     op, group, async_op
-        As for :func:`all_reduce`, and so are the errors.
+        As for :func:`all_reduce`, with the same errors.
 
     Returns
     -------
@@ -436,11 +436,11 @@ def all_to_all(
     Parameters
     ----------
     output_list : list of arrays
-        ``output_list[s]`` receives what rank s sends here. One dtype; sizes may all differ.
+        ``output_list[s]`` receives rank s's array for this rank. Dtypes are the same; sizes may all differ.
     input_list : list of arrays
-        ``input_list[r]`` goes to rank r.
+        ``input_list[r]`` is sent to rank r.
     group, async_op
-        As for :func:`all_gather`, and so are the errors.
+        As for :func:`all_gather`, with the same errors.
 
     Returns
     -------
@@ -467,16 +467,16 @@ def all_to_all_single(
 ) -> Work | None:
     """Send a part of `input` to each rank, and receive a part of `output` from each: MPI_Alltoall (MPI-4.1 §6.8).
 
-    With split sizes it is MPI_Alltoallv.
+    Split sizes make it MPI_Alltoallv.
 
     Parameters
     ----------
     output : array
         Receives the parts in rank order, along axis 0.
     input : array
-        The parts to send, in rank order, along axis 0; the same dtype and row shape as `output`.
+        The parts to send, in rank order, along axis 0. It has the dtype and row shape of `output`.
     output_split_sizes, input_split_sizes : list or array of int, optional
-        Rows of `output` that come from, and of `input` that go to, each rank. Default (on every rank): equal parts.
+        Numbers of rows received from each rank, and sent to each rank. Default (on every rank): equal parts.
     group, async_op
         As for :func:`all_reduce`.
 
@@ -487,7 +487,7 @@ def all_to_all_single(
     Raises
     ------
     ValueError, TypeError
-        Split sizes do not add up to the rows, axis 0 has no equal parts and no sizes are given, or dtypes differ.
+        Split sizes do not add up to the rows; without sizes, axis 0 has no equal parts; or dtypes differ.
 
     Examples
     --------
@@ -514,20 +514,20 @@ def barrier(
     group, async_op
         As for :func:`all_reduce`.
     device_ids : list of int, optional
-        For scripts written for torch.distributed, and ignored: the ranks meet on the host.
+        Accepted for scripts written for torch.distributed, and ignored: the barrier runs on the host.
     timeout : timedelta or float (seconds), optional
-        How long to wait for the others. Every rank gives one or none does: with a `timeout` the barrier is an
-        asynchronous one, which does not match a blocking one.
+        How long to wait for the other ranks. Either every rank passes one or none does: a barrier with a `timeout` is
+        asynchronous, and does not match a blocking one.
 
     Returns
     -------
     Work or None
-        With ``async_op=True`` a Work that completes when every rank has called it.
+        With ``async_op=True``, a Work that completes when every rank has called `barrier`.
 
     Raises
     ------
     DistTimeoutError
-        Not every rank has called it within `timeout`. The barrier stays in flight; :func:`monitored_barrier` names the
+        Not every rank has called it within `timeout`. The barrier stays in flight. :func:`monitored_barrier` names the
         missing ranks.
 
     Examples
@@ -549,9 +549,9 @@ def barrier(
 def monitored_barrier(
     group: Group | None = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
 ) -> None:
-    """Wait until every rank of the group has called it; if one has not in time, name it.
+    """Wait until every rank of the group has called it, and report the ranks that are late.
 
-    As torch.distributed.monitored_barrier. The group can be used on afterwards.
+    Like torch.distributed.monitored_barrier. The group stays usable after a timeout.
 
     Parameters
     ----------
@@ -560,7 +560,7 @@ def monitored_barrier(
     timeout : timedelta or float (seconds), optional
         How long to wait. Default: the group's timeout.
     wait_all_ranks : bool
-        True: name every missing rank. False: give up as soon as the first is found missing.
+        True: name every missing rank. False: stop at the first missing rank.
 
     Returns
     -------
@@ -569,7 +569,7 @@ def monitored_barrier(
     Raises
     ------
     DistTimeoutError
-        On every rank that has called it, naming the (global) ranks that have not.
+        On every rank that has called it; the message has the global ranks of those that have not.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Groups made from the world, or from one another."""
+"""Make groups from the world or from other groups."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ..core.backends import LazyBackends
 
-_made = 0  # groups made so far: numbers them in messages
+_made = 0  # groups made so far; messages number groups by it
 
 
 @overload
@@ -50,13 +50,13 @@ def new_group(
     use_local_synchronization: bool = False,
     group_desc: str | None = None,
     sort_ranks: bool = True,
-    comm: MPI.Comm | None = None,  # an Intracomm; mpi4py's type of cart.Sub's result is Comm
+    comm: MPI.Comm | None = None,  # an Intracomm; mpi4py annotates the result of cart.Sub as Comm
     on_timeout: str | None = None,
 ) -> Group:
     """Make a group of some ranks of the world.
 
-    Every rank of the world calls it, with the same arguments and in the same order as its other groups; with
-    `use_local_synchronization` only the members need to.
+    Every rank of the world calls it with the same arguments, and all ranks make their groups in the same order. With
+    `use_local_synchronization` only the members call it.
 
     Parameters
     ----------
@@ -67,14 +67,14 @@ def new_group(
     backend : str, optional
         As for init_process_group. Default: the world's configuration.
     use_local_synchronization : bool
-        True: only the members call, and only they take part.
+        True: only the members call `new_group`.
     group_desc : str, optional
         A description for messages.
     sort_ranks : bool
-        True: ranks in the group follow the global ranks. False: they follow the order of `ranks`.
+        True: members are ordered by global rank. False: they are ordered as in `ranks`.
     comm : mpi4py.MPI.Intracomm, optional
         Instead of `ranks`: a communicator of some ranks of the world, such as ``cart.Sub(...)``; it is duplicated. Only
-        its ranks call, and where it is ``MPI.COMM_NULL`` the result is a NonMember.
+        its ranks call `new_group`. If `comm` is ``MPI.COMM_NULL``, the result is a NonMember.
     on_timeout : str, optional
         As for init_process_group. Default: the world's.
 
@@ -86,10 +86,10 @@ def new_group(
     Raises
     ------
     ValueError
-        `ranks` is empty, has a duplicate, or a rank that does not exist; a rank of `comm` is not in the world; or both
-        are given.
+        `ranks` is empty, or has a duplicate or a rank that does not exist; a rank of `comm` is not in the world; or
+        both `ranks` and `comm` are given.
     TypeError
-        A rank is no integer, or `comm` no intracommunicator.
+        A rank is not an integer, or `comm` is not an intracommunicator.
 
     Examples
     --------
@@ -129,8 +129,8 @@ def new_group(
 
 
 def create_group(operation: str, group: ProcessGroup, members: list[int]) -> Any:
-    """Return the communicator of some ranks of a group; these call it, and the others go on (MPI-4.1 §7.4.2)."""
-    from ..job.tags import NEW_GROUP  # which asks MPI
+    """Return a communicator of some ranks of a group; only these ranks call it (MPI-4.1 §7.4.2)."""
+    from ..job.tags import NEW_GROUP  # importing it calls MPI
 
     parent: Any = group.comm
     everyone = parent.Get_group()
@@ -143,7 +143,7 @@ def create_group(operation: str, group: ProcessGroup, members: list[int]) -> Any
 
 
 def _split_off(world: ProcessGroup, members: list[int]) -> Any:
-    """Make the communicator by MPI_Comm_split: on Open MPI 5.0, MPI_Comm_create_group hangs when a member dies."""
+    """Make the communicator with MPI_Comm_split; Open MPI 5.0's MPI_Comm_create_group hangs if a member dies."""
     mpi = mpi_library.load()
     is_member = world.rank in members
     with failures.translating("new_group", world.comm):
@@ -197,7 +197,7 @@ def new_subgroups(
     Parameters
     ----------
     group_size : int, optional
-        Ranks in each subgroup. Default: each node becomes a subgroup, wherever its ranks are.
+        Ranks in each subgroup. Default: the ranks of each node form a subgroup, even if they are not consecutive.
     group : ProcessGroup, optional
         The group to split. Default: the world.
     timeout, backend, group_desc
@@ -208,7 +208,7 @@ def new_subgroups(
     mine : ProcessGroup
         The subgroup of this rank.
     all : list of ProcessGroup or NonMember
-        All of them; those that this rank is not in are NonMembers.
+        All subgroups; a subgroup without this rank is a NonMember.
 
     Raises
     ------
@@ -262,9 +262,9 @@ def new_subgroups_by_enumeration(
     Returns
     -------
     mine : ProcessGroup or NonMember
-        The subgroup of this rank; a NonMember if it is in none.
+        The subgroup of this rank; a NonMember if this rank is in no list.
     all : list of ProcessGroup or NonMember
-        All of them, in the order of the lists.
+        All subgroups, in the order of the lists.
 
     Raises
     ------
@@ -328,20 +328,20 @@ def split_group(
     timeout, backend, group_desc
         As for :func:`new_group`; the default is that of `parent`.
     split_ranks : list of lists of int, optional
-        Instead of `color` and `key`, as in c10d: the ranks in `parent` of each group, in their order in the group, the
-        same on every rank. A rank in none of them gets a NonMember. In the place of `color` it is understood, too.
+        Instead of `color` and `key`, as in c10d: for each group its ranks in `parent`, in the order of the new group.
+        The lists are the same on every rank. A rank in no list gets a NonMember. `color` accepts such lists too.
 
     Returns
     -------
     ProcessGroup or NonMember
-        The group of this rank's color; a NonMember with ``color=None``.
+        The group of this rank's color; a NonMember if ``color=None``.
 
     Raises
     ------
     ValueError
-        `color` is negative, a rank is in two of `split_ranks` or not in `parent`, or both are given.
+        `color` is negative, a rank in `split_ranks` is listed twice or not in `parent`, or both arguments are given.
     TypeError
-        `color` or `key` is no integer.
+        `color` or `key` is not an integer.
     DistError
         `parent` has been destroyed.
 
@@ -394,7 +394,7 @@ def _are_lists(rows: Sequence[Any]) -> bool:
 
 
 def _place_in(split_ranks: Sequence[Sequence[int]], group: ProcessGroup) -> tuple[int | None, int]:
-    """Return the color and the key of this rank; None and 0 if it is in no list."""
+    """Return this rank's color and key; None and 0 if it is in no list."""
     if isinstance(split_ranks, str) or not isinstance(split_ranks, Sequence) or not _are_lists(split_ranks):
         raise TypeError(f"split_group: split_ranks is {split_ranks!r}; expected a list of lists of ranks{on_rank()}")
     rows = [list(row) for row in split_ranks]
@@ -404,7 +404,7 @@ def _place_in(split_ranks: Sequence[Sequence[int]], group: ProcessGroup) -> tupl
 
 
 def _split_backends(parent: ProcessGroup, config: BackendConfig, subgroup: ProcessGroup | None, color: int = 0) -> None:
-    """Give a new group the connections that its parent already has; every rank of the parent calls it."""
+    """Split the parent's existing connections for a new group; every rank of the parent calls it."""
     for device, backend in list(parent.dispatcher.backends.items()):
         name = parent.config.device_map.get(device)
         can_split = type(backend).split is not Backend.split
@@ -426,13 +426,13 @@ def next_name(description: str | None) -> str:
 
 
 def count_names_anew() -> None:
-    """Number groups from 1 again, as a rank that has just come does."""
+    """Number groups from 1 again, as a replacement rank does."""
     global _made
     _made = 0
 
 
 def usable(operation: str, group: ProcessGroup) -> None:
-    """Refuse a group from which no other can be made."""
+    """Raise DistError if no group can be made from `group`."""
     if group.is_destroyed:
         raise DistError(f"{operation}: {group.refusal}")
     if group.comm is None:
@@ -440,7 +440,7 @@ def usable(operation: str, group: ProcessGroup) -> None:
 
 
 def checked_ranks(operation: str, given: Sequence[Integer], world: ProcessGroup) -> list[int]:
-    """Return a list of ranks of a group, each once, as ints."""
+    """Return ranks of a group as ints; raise if one is missing in the group or listed twice."""
     ranks = [checks.integer(f"{operation}: a rank", rank) for rank in given]
     if not ranks:
         raise ValueError(f"{operation}: the list of ranks is empty{on_rank()}")

@@ -1,16 +1,16 @@
-"""Python objects between ranks: the only functions of hpccomm that pickle.
+"""Exchange Python objects between ranks. Only these functions of hpccomm pickle.
 
-Objects travel over the group's MPI communicator, whatever the device map says. Large buffers inside them (NumPy
-arrays) are sent out of band, without a copy into the pickle (PEP 574). Unpickling runs
-code that the sender chose: that is fine inside one job, and nowhere else.
+Objects are sent over the group's MPI communicator, independent of its device map. Large buffers inside them (NumPy
+arrays) are sent out of band, without a copy into the pickle (PEP 574). Unpickling runs code that the sender chose:
+use these functions only within one job.
 
-An object that can't be pickled raises the same TypeError on every rank that takes part. One that a rank can't unpickle
-raises a TypeError there, which names the sender; the other slots of the list are filled. The group goes on.
+If an object can't be pickled, every participating rank raises the same TypeError. If a rank can't unpickle an object,
+that rank raises a TypeError that names the sender; the other slots of the list are filled. The group stays usable.
 
-With ``async_op=True`` they return a :class:`Work`, which fills the lists and has such an error. The object is copied
-into its pickle in the call, and may be changed from then on. The first collective of a group waits for the other ranks,
-as the first sparse exchange does. Each pickle goes straight to whom it is for: on many ranks the blocking form of a
-collective is faster. Messages match whichever form each side uses.
+With ``async_op=True`` the functions return a :class:`Work`, which fills the lists and raises these errors. The call
+pickles the object, so the program may change it afterwards. A group's first asynchronous collective of objects waits
+for the other ranks, as its first sparse exchange does. Each pickle goes directly to its receiver, so on many ranks a
+blocking collective is faster. A blocking send or receive matches an asynchronous one.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def all_gather_object(
     Parameters
     ----------
     object_list : list
-        One slot per rank; overwritten.
+        One slot per rank; the call overwrites it.
     obj : object
         This rank's contribution, picklable.
     group : ProcessGroup, optional
         Default: the world.
     async_op : bool
-        True: return a Work at once, which fills the list.
+        True: return a Work at once; it fills the list.
 
     Returns
     -------
@@ -50,7 +50,7 @@ def all_gather_object(
     ValueError
         `object_list` does not have one slot per rank.
     TypeError
-        On every rank: an object of some rank can't be pickled.
+        A rank's object can't be pickled (on every rank).
 
     Examples
     --------
@@ -82,7 +82,7 @@ def gather_object(
     obj : object
         This rank's contribution, picklable.
     object_gather_list : list
-        On the destination: one slot per rank, overwritten. Elsewhere: None.
+        On the destination: one slot per rank, overwritten. On other ranks: None.
     dst, group, group_dst
         As for :func:`gather`.
     async_op : bool
@@ -95,7 +95,7 @@ def gather_object(
     Raises
     ------
     ValueError, TypeError
-        As :func:`all_gather_object`; also if the list is missing on the destination or given elsewhere.
+        As for :func:`all_gather_object`, or the list is missing on the destination or given on another rank.
 
     Examples
     --------
@@ -117,14 +117,14 @@ def broadcast_object_list(
     group_src: Integer | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Copy the objects of a list from one rank to all, in place.
+    """Copy the objects of a list from one rank to all ranks, in place.
 
     Parameters
     ----------
     object_list : list
-        Read on the source, overwritten on the others: the same length everywhere, or ValueError.
+        Read on the source, overwritten on the other ranks. Its length is the same on every rank, or ValueError.
     src, group, group_src
-        As for :func:`broadcast`, with rank 0 as the default.
+        As for :func:`broadcast`. Default: the group's first rank.
     async_op : bool
         As for :func:`all_gather_object`.
 
@@ -154,14 +154,14 @@ def scatter_object_list(
     *,
     async_op: bool = False,
 ) -> Work | None:
-    """Hand out the objects of a list on one rank, one to each rank.
+    """Distribute one rank's list of objects, one object to each rank.
 
     Parameters
     ----------
     scatter_object_output_list : list
         Its first slot receives this rank's object.
     scatter_object_input_list : list
-        On the source: one object per rank. Elsewhere it is ignored.
+        On the source: one object per rank. Ignored on other ranks.
     src, group, group_src
         As for :func:`scatter`.
     async_op : bool
@@ -201,12 +201,12 @@ def send_object_list(
 ) -> Work | None:
     """Send the objects of a list to one rank.
 
-    The other arguments, and the errors, are those of :func:`send`.
+    The other arguments and the errors are those of :func:`send`.
 
     Parameters
     ----------
     async_op : bool
-        True: return a Work at once. The receiver may be this rank itself then.
+        True: return a Work at once. Then the receiver may also be this rank itself.
 
     Returns
     -------
@@ -242,18 +242,18 @@ def recv_object_list(
     Parameters
     ----------
     object_list : list
-        Overwritten: as many slots as the sender's list has objects, or ValueError.
+        Overwritten. It has as many slots as the sender's list has objects, or ValueError.
     src, group, tag, group_src
-        As for :func:`recv`, and so are the errors.
+        As for :func:`recv`, with the same errors.
     async_op : bool
-        True: return a Work at once, which fills the list. Below ``MPI_THREAD_MULTIPLE`` the message is looked for only
-        while this rank waits for it or asks, and the sender of a large one may wait for that.
+        True: return a Work at once; it fills the list. Below ``MPI_THREAD_MULTIPLE`` hpccomm looks for the message only
+        while this rank waits for or tests the Work. The sender of a large list may block until then.
 
     Returns
     -------
     int or Work
-        The sender's *global* rank. With ``async_op=True`` a Work, whose `source_rank()` is that rank, and whose
-        `abort()` takes the receive back.
+        The sender's *global* rank. With ``async_op=True``, a Work: `source_rank()` returns that rank, and `abort()`
+        cancels the receive.
 
     Examples
     --------

@@ -1,9 +1,9 @@
-"""Persistent operations: set up once, started again and again on the same arrays.
+"""Persistent operations: set up an operation once, and start it again and again on the same arrays.
 
-``all_reduce_init(array)`` and its siblings check their arguments, pack what has to be packed and let MPI plan the
-operation (MPI-4.1 §6.13), all of it once; `start` and `wait` then cost two short calls. They accept what the ordinary
-operations accept. Every rank of the group makes the same ``*_init`` calls in the same order, and starts them in the
-same order. MPI does not match a persistent collective with an ordinary one.
+``all_reduce_init(array)`` and its siblings check their arguments, prepare packing and let MPI plan the operation
+(MPI-4.1 §6.13) only once. Afterwards `start` and `wait` are two short calls. They accept the same arrays as
+the ordinary operations. Every rank of the group makes the same ``*_init`` calls and starts them in the same order.
+MPI does not match a persistent collective with an ordinary one.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ def all_reduce_init(array: Array, op: ReduceOpLike = SUM, group: Group | None = 
     Parameters
     ----------
     array, op, group
-        As for :func:`all_reduce`; sparse matrices are refused.
+        As for :func:`all_reduce`; sparse matrices are not supported.
 
     Returns
     -------
     PersistentWork
-        The operation, ready to be started. Between its `start` and its `wait` the arrays may not be touched; they are
-        kept alive until it is freed.
+        The operation, ready to start. Don't touch the arrays between `start` and `wait`. The operation keeps them alive
+        until it is freed.
 
     Raises
     ------
     ValueError, TypeError
-        As :func:`all_reduce`.
+        As for :func:`all_reduce`.
     UnsupportedOperationError
         The backend of the arrays' device has no persistent operations.
 
@@ -57,7 +57,7 @@ def all_reduce_init(array: Array, op: ReduceOpLike = SUM, group: Group | None = 
 def all_reduce_coalesced_init(
     arrays: Sequence[Array], op: ReduceOpLike = SUM, group: Group | None = None
 ) -> PersistentWork:
-    """Set up an :func:`all_reduce_coalesced` of `arrays`; otherwise as :func:`all_reduce_init`.
+    """Set up an :func:`all_reduce_coalesced` of `arrays`; otherwise like :func:`all_reduce_init`.
 
     Returns
     -------
@@ -156,8 +156,8 @@ def all_to_all_single_init(
 ) -> PersistentWork:
     """Set up an :func:`all_to_all_single`, to be started again and again: MPI_Alltoall_init (MPI-4.1 §6.13).
 
-    With split sizes it is MPI_Alltoallv_init. Arguments and errors are those of :func:`all_to_all_single`, the result
-    is that of :func:`all_reduce_init`.
+    Split sizes make it MPI_Alltoallv_init. Arguments and errors are those of :func:`all_to_all_single`, the result is
+    that of :func:`all_reduce_init`.
 
     Returns
     -------

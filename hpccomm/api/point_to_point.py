@@ -1,10 +1,10 @@
-"""Messages between two ranks, as users call them.
+"""The public point-to-point operations.
 
 `dst` and `src` are *global* ranks, also with ``group=``; `group_dst` and `group_src` are ranks in the group.
-A message is received by the call whose source, tag and group match it; two messages that match the same
-receive arrive in the order they were sent. ``MPI.PROC_NULL`` as `dst` or `src` is nobody, as in MPI: nothing is sent,
-nothing is written, and the call is complete. On a rank outside the group (`group` is a NonMember) a message does
-nothing, and returns None, or a Work that is done.
+A receive matches a message with its source, tag and group. Two messages that match the same receive arrive in the
+order in which they were sent. With ``MPI.PROC_NULL`` as `dst` or `src` the call completes at once, and nothing is sent
+or written, as in MPI. On a rank outside the group (`group` is a NonMember) the functions do nothing, and return None or
+a Work that is done.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def send(
     group_dst: Integer | None = None,
     tensor: Array = NAMED,
 ) -> None:
-    """Send `array` to one rank: MPI_Send (MPI-4.1 §3.2). The array may be changed as soon as the call returns.
+    """Send `array` to one rank: MPI_Send (MPI-4.1 §3.2).
 
-    The call may or may not wait for the receiver.
+    The program may change the array once the call has returned. The call may or may not wait for the receiver.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ def send(
     group : ProcessGroup, optional
         Default: the world.
     tag : int
-        0 or more, up to what MPI allows (MPI_TAG_UB), at least 20472; the receive must have the same.
+        From 0 to MPI's limit (MPI_TAG_UB), which is at least 20472; the receive must have the same tag.
 
     Returns
     -------
@@ -69,14 +69,14 @@ def send(
         ...
     ValueError: send: dst is this rank itself, ...
     """
-    is_plain = group is None and group_dst is None and tensor is None  # in the world, its ranks are global ranks
+    is_plain = group is None and group_dst is None and tensor is None  # in the world, ranks are global ranks
     if is_plain and member(None).dispatcher.fast.send(array, dst, tag):
         return
     if tensor is not None:
         array = either("send", array=array, tensor=tensor)
     group = member(group)
     peer = group.peer("send", "dst", dst, group_dst)
-    if peer >= 0:  # and not MPI.PROC_NULL
+    if peer >= 0:  # not MPI.PROC_NULL
         group.send(array, peer, tag)
 
 
@@ -93,7 +93,7 @@ def recv(
     Parameters
     ----------
     array : array
-        As many bytes as the message has.
+        The destination, with as many bytes as the message.
     src, group_src : int, optional
         The sender: its *global* rank, or its rank in the group. Default: any rank of the group.
     group, tag
@@ -144,8 +144,8 @@ def isend(
 ) -> Work:
     """Start to send `array` to one rank: MPI_Isend (MPI-4.1 §3.7.2).
 
-    Arguments and errors are those of :func:`send`, but the receiver may also be this rank itself. The array may not be
-    changed until the Work is done; the group keeps it alive until then.
+    Arguments and errors are those of :func:`send`, but the receiver may also be this rank itself. Don't change the
+    array until the Work is done; the group keeps it alive until then.
 
     Returns
     -------
@@ -183,14 +183,14 @@ def irecv(
 ) -> Work:
     """Start to receive a message into `array`: MPI_Irecv (MPI-4.1 §3.7.2).
 
-    Arguments and errors are those of :func:`recv`, but the sender may also be this rank itself, and a message of
-    another size is an error of the Work. The array may be neither read nor written until the Work is done; the group
-    keeps it alive until then.
+    Arguments and errors are those of :func:`recv`, but the sender may also be this rank itself, and the Work raises the
+    error for a message of another size. Don't read or write the array until the Work is done; the group keeps it alive
+    until then.
 
     Returns
     -------
     Work
-        Its `source_rank()` is the sender's global rank, and its `abort()` takes the receive back.
+        `source_rank()` returns the sender's global rank, and `abort()` cancels the receive.
 
     Examples
     --------
@@ -228,25 +228,25 @@ def sendrecv(
     group_dst: Integer | None = None,
     group_src: Integer | None = None,
 ) -> int | Work:
-    """Send `array` to one rank and receive `output` from another (or the same) at once: MPI_Sendrecv (MPI-4.1 §3.10).
+    """Send `array` to one rank while receiving `output` from another or the same: MPI_Sendrecv (MPI-4.1 §3.10).
 
-    Ranks that face each other do not deadlock in it.
+    Two ranks that exchange messages with it do not deadlock.
 
     Parameters
     ----------
     array, dst, tag, group, group_dst
-        As for :func:`send`; the receiver may also be this rank itself.
+        As for :func:`send`, but the receiver may also be this rank itself.
     output, src, group_src
-        As for :func:`recv`, and so are the errors.
+        As for :func:`recv`, with the same errors.
     recv_tag : int, optional
-        The tag of the message received. Default: `tag`.
+        The tag of the received message. Default: `tag`.
     async_op : bool
-        True: return a Work at once; until it is done, neither array may be touched.
+        True: return a Work at once. Don't touch either array until it is done.
 
     Returns
     -------
     int or Work
-        The global rank of the sender of `output`. With ``async_op=True`` a Work, whose `source_rank()` is that rank.
+        The global rank of `output`'s sender. With ``async_op=True``, a Work; its `source_rank()` returns that rank.
 
     Examples
     --------
@@ -285,7 +285,7 @@ class P2POp:
         :func:`isend` or :func:`irecv`.
     array : array
     peer, group_peer : int, optional
-        The other rank: its *global* rank, or its rank in the group. Default of a receive: any rank.
+        The other rank: its *global* rank, or its rank in the group. A receive without it accepts any rank.
     group, tag
         As for :func:`send`.
 
@@ -323,7 +323,7 @@ class P2POp:
 
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
-    """Start several sends and receives; receives first, so that arriving data finds its place.
+    """Start several sends and receives, the receives first, so that buffers are ready when data arrives.
 
     Parameters
     ----------
@@ -333,14 +333,14 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     Returns
     -------
     list of Work
-        One for each message, in the order of the list. Until it is done, its array may not be touched.
+        One for each message, in the order of the list. Don't touch an array until its Work is done.
 
     Raises
     ------
     TypeError
-        The list holds something other than a P2POp.
+        The list holds an object that is not a P2POp.
     ValueError
-        As :func:`isend` and :func:`irecv`; nothing has been started then.
+        As for :func:`isend` and :func:`irecv`; then nothing has been started.
 
     Examples
     --------
@@ -359,7 +359,7 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
             return begun
     works: list[Any] = []
     messages: list[tuple[Dispatcher, Call]] = []
-    # Everything is checked before anything is started: a receive left behind would take the next message of its tag.
+    # Check all messages before starting any: a receive left behind would take the next message with its tag.
     for each in p2p_op_list:
         if type(each) is not P2POp:
             raise TypeError(f"batch_isend_irecv: the list holds {each!r}; expected P2POp objects{on_rank()}")

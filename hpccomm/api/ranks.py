@@ -1,6 +1,6 @@
-"""Who is where: ranks in groups, on nodes, and the device map of a group.
+"""Query ranks and sizes of groups and nodes, and the device map of a group.
 
-`group` is a ProcessGroup, or None: the world. A process that is not a member of it has rank -1 there, and sizes of -1.
+`group` is a ProcessGroup, or None for the world. A process outside the group gets -1 for its rank and for sizes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from .world import is_initialized, member, member_of
 
 
 def get_rank(group: Group | None = None) -> int:
-    """Return this process's rank in `group` (default: the world), from 0; -1 if it is not a member.
+    """Return this process's rank in `group` (default: the world), from 0; -1 if this process is not a member.
 
     Returns
     -------
@@ -50,7 +50,7 @@ def get_group_rank(group: Group | None, global_rank: Integer) -> int:
     Raises
     ------
     ValueError
-        The rank, or this process, is not a member of `group`.
+        The rank or this process is not a member of `group`.
 
     Examples
     --------
@@ -87,7 +87,7 @@ def get_global_rank(group: Group | None, group_rank: Integer) -> int:
 
 
 def get_process_group_ranks(group: Group | None = None) -> list[int]:
-    """Return the global ranks of the members of `group` (default: the world), in the order of their ranks in it.
+    """Return the global ranks of the members of `group` (default: the world), ordered by their ranks in the group.
 
     Returns
     -------
@@ -102,7 +102,7 @@ def get_process_group_ranks(group: Group | None = None) -> list[int]:
 
 
 def get_local_rank(group: Group | None = None) -> int:
-    """Return this process's rank among the members of `group` on its node: the usual number of its GPU.
+    """Return this process's rank among the members of `group` on its node, usually also the number of its GPU.
 
     Returns
     -------
@@ -118,12 +118,12 @@ def get_local_rank(group: Group | None = None) -> int:
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
-    """Return this process's rank among the ranks of the world on its node: c10d's name of :func:`get_local_rank`.
+    """Return this process's rank among the world's ranks on its node: c10d's name for :func:`get_local_rank`.
 
     Parameters
     ----------
     fallback_rank : int, optional
-        The result before :func:`init_process_group`. Default: DistError.
+        The result before :func:`init_process_group`. Default: raise DistError.
 
     Returns
     -------
@@ -187,7 +187,7 @@ def get_node_count(group: Group | None = None) -> int:
 
 
 def get_backend_config(group: Group | None = None) -> str:
-    """Return the device map of `group` (default: the world): ``"device:backend"`` for each device, with commas between.
+    """Return the device map of `group` (default: the world): ``"device:backend"`` pairs, separated by commas.
 
     Returns
     -------
@@ -203,7 +203,7 @@ def get_backend_config(group: Group | None = None) -> str:
 
 
 def get_backend(group: Group | None = None) -> str:
-    """Return the name of the backend for host arrays, or of the only one; :func:`get_backend_config` has all.
+    """Return the name of the host backend, or of the only backend; :func:`get_backend_config` returns all.
 
     Returns
     -------

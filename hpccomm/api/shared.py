@@ -1,6 +1,6 @@
-"""Node-shared arrays: NumPy arrays that the other ranks of the node can read and write directly; their sister on GPUs.
+"""Node-shared arrays, which all ranks of a node can read and write directly, and their counterpart on GPUs.
 
-The group's backend for host arrays has to be MPI: otherwise these functions raise UnsupportedOperationError.
+If the group's backend for host arrays is not MPI, the functions for host arrays raise UnsupportedOperationError.
 """
 
 from __future__ import annotations
@@ -17,41 +17,40 @@ from .world import member
 def empty_shared(shape: int | tuple[int, ...], dtype: Any = float, group: Group | None = None) -> np.ndarray:
     """Make an array on each rank, in memory that its node shares: MPI_Win_allocate_shared (MPI-4.1 §12.2.3).
 
-    Every rank of the group calls it, and gets an array of its own. :func:`peer_view` gives access to the arrays of the
-    neighbours on the node; a :func:`fence` must separate one rank's writing from another's reading.
+    Every rank of the group calls it and gets its own array. :func:`peer_view` gives access to the arrays of the other
+    ranks on the node. A :func:`fence` must separate one rank's writes from another's reads.
 
-    `all_reduce`, `reduce`, `broadcast`, `all_gather_single` and `reduce_scatter_single` of such arrays are several
-    times faster than of ordinary arrays if all ranks of the group are on one node. Every other operation takes them
-    too: they are NumPy arrays.
+    `all_reduce`, `reduce`, `broadcast`, `all_gather_single` and `reduce_scatter_single` are several times faster with
+    these arrays if all ranks of the group are on one node. Every other operation accepts them too: they are NumPy
+    arrays.
 
     Parameters
     ----------
     shape : int or tuple of int
-        Each rank's own. 0: the rank gives no memory, and sees that of others.
+        May differ between ranks. 0: the rank contributes no memory, but can view the other ranks' arrays.
     dtype : dtype
-        The same on every rank; any but object and foreign byte order. Default: float64.
+        The same on every rank; any but object dtypes and foreign byte order. Default: float64.
     group : ProcessGroup, optional
         Default: the world. The array belongs to this group.
 
     Returns
     -------
     numpy.ndarray
-        Contiguous, its values arbitrary.
+        Contiguous, uninitialized.
 
     Raises
     ------
     ValueError
         The dtype differs between ranks (on every rank; the message names both), or `shape` is negative.
     MemoryError
-        A node has no room for the arrays of its ranks (on every rank).
+        A node has too little memory for the arrays of its ranks (on every rank).
     TypeError
         `dtype` holds Python objects or has a foreign byte order.
 
     Notes
     -----
-    The memory is given back when the group is destroyed; if a rank still has the array or a view of it by then, it
-    stays valid memory, and is given back when the process ends. For arrays that are needed for a part of the program
-    only, make a group for them, and destroy it.
+    The memory is freed when the group is destroyed. If a rank still holds the array or a view of it then, the memory
+    stays valid until the process ends. For temporary arrays, make a group for them and destroy it.
 
     Examples
     --------
@@ -66,43 +65,43 @@ def empty_shared(shape: int | tuple[int, ...], dtype: Any = float, group: Group 
 
 
 def empty_symmetric(shape: int | tuple[int, ...], dtype: Any = float, group: Group | None = None) -> Any:
-    """Make a GPU array on each rank, in memory that NCCL registers with all of them: ncclCommWindowRegister.
+    """Make a GPU array on each rank, in memory that NCCL registers on all ranks: ncclCommWindowRegister.
 
-    Every rank of the group calls it, on its GPU in the group, and gets an array of its own. NCCL's kernels may then
-    read and write the arrays of other ranks directly. Every operation takes such arrays: they are CuPy's. NCCL asks
-    that in one operation all ranks use them or none does, whole or the same contiguous part. Where the GPUs have no
-    symmetric memory, they are ordinary arrays. What it gains between GPUs is not known yet.
+    Every rank of the group calls it on its GPU in the group, and gets its own array. NCCL's kernels may then read and
+    write the arrays of other ranks directly. Every operation accepts these arrays: they are CuPy arrays. In one
+    operation, NCCL requires that either all ranks use them (whole, or the same contiguous part) or none does. On GPUs
+    without symmetric memory they are ordinary arrays. The gain in speed has not been measured yet.
 
     Parameters
     ----------
     shape : int or tuple of int
         The same on every rank.
     dtype : dtype
-        The same on every rank; any but object and foreign byte order. Default: float64.
+        The same on every rank; any but object dtypes and foreign byte order. Default: float64.
     group : ProcessGroup, optional
-        Default: the world. The array belongs to this group, which is connected if it was not.
+        Default: the world. The array belongs to this group; the call connects the group's GPUs if necessary.
 
     Returns
     -------
     cupy.ndarray
-        Contiguous, its values arbitrary.
+        Contiguous, uninitialized.
 
     Raises
     ------
     ValueError
         Shape or dtype differ between ranks (on every rank; the message names both), or `shape` is negative.
     DistBackendError
-        A GPU has no room for it (on every rank), or NCCL is older than 2.27.
+        A GPU has too little memory (on every rank), or NCCL is older than 2.27.
     UnsupportedOperationError
-        The group's GPU arrays do not go over NCCL.
+        The group's backend for GPU arrays is not NCCL.
     TypeError
         `dtype` holds Python objects or has a foreign byte order.
 
     Notes
     -----
-    The memory (ncclMemAlloc, in units of some MiB) is given back when the group is destroyed; if a rank still has the
-    array or a view of it by then, it stays, until the process ends. What uses the array on other streams than the
-    current one has to end before the group is destroyed.
+    The memory (ncclMemAlloc, in units of some MiB) is freed when the group is destroyed. If a rank still holds the
+    array or a view of it then, the memory stays valid until the process ends. Before the group is destroyed, work on
+    the array in streams other than the current one must have completed.
 
     Examples
     --------
@@ -119,31 +118,30 @@ def empty_symmetric(shape: int | tuple[int, ...], dtype: Any = float, group: Gro
 
 
 def peer_view(array: np.ndarray, rank: Integer, group: Group | None = None) -> np.ndarray:
-    """Return the node-shared array of another rank, not a copy of it: MPI_Win_shared_query (MPI-4.1 §12.2.3).
+    """Return another rank's node-shared array, not a copy: MPI_Win_shared_query (MPI-4.1 §12.2.3).
 
-    The call is local. Values that the other rank writes are there after both have called :func:`fence`; likewise those
-    that this rank writes to the view.
+    The call is local. Values that either rank writes are visible to the other after both have called :func:`fence`.
 
     Parameters
     ----------
     array : numpy.ndarray
-        An array of :func:`empty_shared`, or, where the neighbour's has the same shape, a view of it: of ``x[1:-1]`` the
-        result is the neighbour's ``x[1:-1]``.
+        This rank's array from :func:`empty_shared`. If the neighbour's array has the same shape, it may be a view: for
+        ``x[1:-1]`` the result is the neighbour's ``x[1:-1]``.
     rank : int
-        The *global* rank of the neighbour, on the same node. This rank itself is allowed.
+        The *global* rank of the neighbour, which is on the same node. This rank itself is allowed.
     group : ProcessGroup, optional
-        The group that `array` was made with. Default: the world.
+        The group for which `array` was made. Default: the world.
 
     Returns
     -------
     numpy.ndarray
-        Of the shape, dtype and strides of `array`; where the neighbour's array has another shape, all of that.
+        An array with the shape, dtype and strides of `array`; if the neighbour's array has another shape, all of it.
 
     Raises
     ------
     ValueError
-        `rank` is on another node or not in the group, or `array` is not a node-shared array of the group (a
-        `peer_view` is not: it is another rank's), or it is a view and the neighbour's array has another shape.
+        `rank` is on another node or not in the group, or `array` is not this rank's node-shared array of the group (a
+        `peer_view` is another rank's), or `array` is a view and the neighbour's array has another shape.
 
     Examples
     --------
@@ -159,16 +157,16 @@ def peer_view(array: np.ndarray, rank: Integer, group: Group | None = None) -> n
 
 
 def fence(array: np.ndarray, group: Group | None = None) -> None:
-    """Wait for all ranks of the node; afterwards each sees what the others wrote to the shared array before.
+    """Wait for all ranks of the node; afterwards each rank sees the earlier writes of the others to the shared array.
 
-    Every rank of the group calls it. It is needed twice around an exchange: after the writing and before others read,
-    and after the reading and before it is overwritten. The collectives need none. Ranks of other nodes are not waited
-    for. It is MPI_Win_sync, a barrier of the node, MPI_Win_sync (MPI-4.1 §12.8).
+    Every rank of the group calls it. An exchange needs it twice: between one rank's writes and another's reads, and
+    between the reads and the next writes. Collectives need no fence. It does not wait for ranks of other nodes. It
+    calls MPI_Win_sync, a barrier of the node, and MPI_Win_sync again (MPI-4.1 §12.8).
 
     Parameters
     ----------
     array, group
-        As for :func:`peer_view`. The fence is for the whole array.
+        As for :func:`peer_view`. The fence applies to the whole array.
 
     Returns
     -------

@@ -14,12 +14,12 @@ from ..domains.grids import Grid
 
 @overload
 def broadcast(array: Array, src: Integer, group: Group | None = ..., async_op: Literal[False] = ...) -> None:
-    """Copy `array` of one rank to all ranks of the group, in place: MPI_Bcast (MPI-4.1 §6.4).
+    """Copy one rank's `array` to all ranks of the group, in place: MPI_Bcast (MPI-4.1 §6.4).
 
     Parameters
     ----------
     array : array
-        Read on the source, written on the others: same dtype and number of elements everywhere.
+        Read on the source, written on the other ranks. Dtype and number of elements are the same on every rank.
     src, group_src : int
         The source: its *global* rank, or its rank in the group.
     group, async_op
@@ -81,20 +81,20 @@ def all_reduce(array: Array, op: ReduceOpLike = ..., group: Group | None = ..., 
     Parameters
     ----------
     array : array or scipy.sparse matrix
-        The contribution, overwritten by the result: same dtype and number of elements everywhere. A sparse
+        The contribution, overwritten by the result. Dtype and number of elements are the same on every rank. A sparse
         matrix (CSR, CSC or COO, with SUM) may have a different pattern on each rank; it becomes the sum.
     op : ReduceOp, str or mpi4py.MPI.Op
-        Such as ``"max"``. Default: SUM. float16 and bfloat16 are accumulated in float32. ``"reproducible_sum"`` gives
-        the number closest to each exact sum: the same bits whatever the order of the ranks.
+        For example ``"max"``. Default: SUM. float16 and bfloat16 are accumulated in float32. ``"reproducible_sum"``
+        gives the number closest to each exact sum, so the bits do not depend on the order of the ranks.
     group : ProcessGroup, optional
-        A group of :func:`new_group`; every rank of it makes the same call. Default: the world.
+        A group from :func:`new_group`; each of its ranks makes the same call. Default: the world.
     async_op : bool
-        True on all ranks: return a Work at once; until it has completed, `array` may not be touched.
+        True, on all ranks: return a Work at once. Don't touch `array` until the Work has completed.
 
     Returns
     -------
     Work or None
-        None, when the result is in place. With ``async_op=True`` the Work.
+        None once the result is in place; the Work if ``async_op=True``.
 
     Raises
     ------
@@ -141,7 +141,7 @@ def reduce(
     Parameters
     ----------
     array : array
-        The contribution; on the destination, the result. On the others it is only read.
+        The contribution. It is overwritten by the result on the destination, and only read on the other ranks.
     dst, group_dst : int
         The destination: its *global* rank, or its rank in the group.
     op, group, async_op
@@ -219,9 +219,9 @@ def reduce(
 ) -> Work | None: ...
 @overload
 def scan(array: Array, op: ReduceOpLike = ..., group: Group | None = ..., async_op: Literal[False] = ...) -> None:
-    """Replace `array` of rank r by the reduction of the arrays of ranks 0 to r: MPI_Scan (MPI-4.1 §6.11.1).
+    """Replace rank r's `array` by the reduction of the arrays of ranks 0 to r: MPI_Scan (MPI-4.1 §6.11.1).
 
-    Arguments and errors are those of :func:`all_reduce`; AVG is refused.
+    Arguments and errors are those of :func:`all_reduce`; AVG is not supported.
 
     Returns
     -------
@@ -245,10 +245,10 @@ def scan(array: Array, op: ReduceOpLike = ..., group: Group | None = ..., *, asy
 def scan(array: Array, op: ReduceOpLike, group: Group | None, async_op: bool) -> Work | None: ...
 @overload
 def exscan(array: Array, op: ReduceOpLike = ..., group: Group | None = ..., async_op: Literal[False] = ...) -> None:
-    """Replace `array` of rank r by the reduction of the arrays of ranks 0 to r-1: MPI_Exscan (MPI-4.1 §6.11.2).
+    """Replace rank r's `array` by the reduction of the arrays of ranks 0 to r-1: MPI_Exscan (MPI-4.1 §6.11.2).
 
-    Rank 0 has no ranks before it: its array keeps its value, which MPI leaves undefined. Arguments and errors are those
-    of :func:`all_reduce`; AVG is refused.
+    Rank 0's array keeps its value (MPI leaves it undefined). Arguments and errors are those of :func:`all_reduce`; AVG
+    is not supported.
 
     Returns
     -------
@@ -279,10 +279,10 @@ def all_gather(
     Parameters
     ----------
     output_list : list of arrays
-        One per rank: ``output_list[r]`` receives rank r's `array` and has as many elements. Sizes may differ
+        One array per rank: ``output_list[r]`` receives rank r's `array` and has as many elements. Sizes may differ
         between ranks.
     array : array
-        This rank's contribution, of the same dtype.
+        This rank's contribution, of the same dtype as the outputs.
     group, async_op
         As for :func:`all_reduce`.
 
@@ -293,7 +293,7 @@ def all_gather(
     Raises
     ------
     ValueError, TypeError
-        The list does not have one array per rank, or this rank's part of it has not the size or dtype of `array`.
+        The list does not have one array per rank, or this rank's output differs from `array` in size or dtype.
 
     Examples
     --------
@@ -331,17 +331,17 @@ def all_gather(
 def all_gather_single(output: Array, input: Array, group: Group | None = ..., async_op: Literal[False] = ...) -> None:
     """Collect the `input` of every rank in one array, on every rank: MPI_Allgather (MPI-4.1 §6.7).
 
-    It is also called `all_gather_into_tensor`.
+    Also available as `all_gather_into_tensor`.
 
     Parameters
     ----------
     output : array
-        Receives the inputs in rank order, concatenated (shape ``(n * rows, ...)``) or stacked (``(n, rows, ...)``):
-        `n` times as many elements as `input`, the same dtype.
+        Receives the inputs in rank order, concatenated (shape ``(n * rows, ...)``) or stacked (``(n, rows, ...)``).
+        On `n` ranks it has `n` times as many elements as `input`, and the same dtype.
     input : array
-        This rank's contribution: the same number of elements on every rank. It may be this rank's part of `output`.
+        This rank's contribution; every rank's has the same number of elements. It may be this rank's part of `output`.
     group, async_op
-        As for :func:`all_gather`, and so are the errors.
+        As for :func:`all_gather`, with the same errors.
 
     Returns
     -------
@@ -391,7 +391,7 @@ def gather(
     array : array
         This rank's contribution. Sizes may differ between ranks.
     gather_list : list of arrays
-        On the destination: one per rank, as the `output_list` of :func:`all_gather`. Elsewhere: None.
+        On the destination: one array per rank, like `output_list` in :func:`all_gather`. On other ranks: None.
     dst, group_dst : int, optional
         The destination: its *global* rank, or its rank in the group. Default: the group's first rank.
     group, async_op
@@ -404,7 +404,7 @@ def gather(
     Raises
     ------
     ValueError, TypeError
-        The list is missing on the destination or given elsewhere, or sizes or dtypes do not fit.
+        The list is missing on the destination or given on another rank, or sizes or dtypes do not fit.
 
     Examples
     --------
@@ -528,14 +528,14 @@ def scatter(
     group: Group | None = ...,
     async_op: Literal[False] = ...,
 ) -> None:
-    """Hand out the arrays of a list on one rank, one to each rank: MPI_Scatterv (MPI-4.1 §6.6).
+    """Distribute one rank's list of arrays, one array to each rank: MPI_Scatterv (MPI-4.1 §6.6).
 
     Parameters
     ----------
     output : array
         Receives this rank's part. Sizes may differ between ranks.
     scatter_list : list of arrays
-        On the source: one per rank. Elsewhere: None.
+        On the source: one array per rank. On other ranks: None.
     src, group_src : int, optional
         The source: its *global* rank, or its rank in the group. Default: the group's first rank.
     group, async_op
@@ -548,7 +548,7 @@ def scatter(
     Raises
     ------
     ValueError, TypeError
-        The list is missing on the source or given elsewhere, or sizes or dtypes do not fit.
+        The list is missing on the source or given on another rank, or sizes or dtypes do not fit.
 
     Examples
     --------
@@ -682,16 +682,16 @@ def reduce_scatter(
     group: Group | None = ...,
     async_op: Literal[False] = ...,
 ) -> None:
-    """Reduce lists of arrays, their r-th arrays onto rank r: MPI_Reduce_scatter (MPI-4.1 §6.10.2).
+    """Reduce the r-th arrays of all ranks' lists onto rank r: MPI_Reduce_scatter (MPI-4.1 §6.10.2).
 
     Parameters
     ----------
     output : array
         Receives this rank's part. Sizes may differ between ranks.
     input_list : list of arrays
-        One per rank: ``input_list[r]`` has as many elements as the `output` of rank r. All have one dtype.
+        One array per rank: ``input_list[r]`` has as many elements as rank r's `output`. All have the same dtype.
     op, group, async_op
-        As for :func:`all_reduce`, and so are the errors.
+        As for :func:`all_reduce`, with the same errors.
 
     Returns
     -------
@@ -730,18 +730,18 @@ def reduce_scatter(
 def reduce_scatter_single(
     output: Array, input: Array, op: ReduceOpLike = ..., group: Group | None = ..., async_op: Literal[False] = ...
 ) -> None:
-    """Reduce `input` over the ranks and hand out the result in equal parts: MPI_Reduce_scatter_block (MPI-4.1 §6.10.1).
+    """Reduce `input` over the ranks and scatter the result in equal parts: MPI_Reduce_scatter_block (MPI-4.1 §6.10.1).
 
-    It is also called `reduce_scatter_tensor`.
+    Also available as `reduce_scatter_tensor`.
 
     Parameters
     ----------
     output : array
         Receives part r of the reduced input on rank r.
     input : array
-        `n` times as many elements as `output`, the same dtype.
+        This rank's contribution. On `n` ranks it has `n` times as many elements as `output`, and the same dtype.
     op, group, async_op
-        As for :func:`all_reduce`, and so are the errors.
+        As for :func:`all_reduce`, with the same errors.
 
     Returns
     -------
@@ -780,11 +780,11 @@ def all_to_all(
     Parameters
     ----------
     output_list : list of arrays
-        ``output_list[s]`` receives what rank s sends here. One dtype; sizes may all differ.
+        ``output_list[s]`` receives rank s's array for this rank. Dtypes are the same; sizes may all differ.
     input_list : list of arrays
-        ``input_list[r]`` goes to rank r.
+        ``input_list[r]`` is sent to rank r.
     group, async_op
-        As for :func:`all_gather`, and so are the errors.
+        As for :func:`all_gather`, with the same errors.
 
     Returns
     -------
@@ -850,16 +850,16 @@ def all_to_all_single(
 ) -> None:
     """Send a part of `input` to each rank, and receive a part of `output` from each: MPI_Alltoall (MPI-4.1 §6.8).
 
-    With split sizes it is MPI_Alltoallv.
+    Split sizes make it MPI_Alltoallv.
 
     Parameters
     ----------
     output : array
         Receives the parts in rank order, along axis 0.
     input : array
-        The parts to send, in rank order, along axis 0; the same dtype and row shape as `output`.
+        The parts to send, in rank order, along axis 0. It has the dtype and row shape of `output`.
     output_split_sizes, input_split_sizes : list or array of int, optional
-        Rows of `output` that come from, and of `input` that go to, each rank. Default (on every rank): equal parts.
+        Numbers of rows received from each rank, and sent to each rank. Default (on every rank): equal parts.
     group, async_op
         As for :func:`all_reduce`.
 
@@ -870,7 +870,7 @@ def all_to_all_single(
     Raises
     ------
     ValueError, TypeError
-        Split sizes do not add up to the rows, axis 0 has no equal parts and no sizes are given, or dtypes differ.
+        Split sizes do not add up to the rows; without sizes, axis 0 has no equal parts; or dtypes differ.
 
     Examples
     --------
@@ -933,20 +933,20 @@ def barrier(
     group, async_op
         As for :func:`all_reduce`.
     device_ids : list of int, optional
-        For scripts written for torch.distributed, and ignored: the ranks meet on the host.
+        Accepted for scripts written for torch.distributed, and ignored: the barrier runs on the host.
     timeout : timedelta or float (seconds), optional
-        How long to wait for the others. Every rank gives one or none does: with a `timeout` the barrier is an
-        asynchronous one, which does not match a blocking one.
+        How long to wait for the other ranks. Either every rank passes one or none does: a barrier with a `timeout` is
+        asynchronous, and does not match a blocking one.
 
     Returns
     -------
     Work or None
-        With ``async_op=True`` a Work that completes when every rank has called it.
+        With ``async_op=True``, a Work that completes when every rank has called `barrier`.
 
     Raises
     ------
     DistTimeoutError
-        Not every rank has called it within `timeout`. The barrier stays in flight; :func:`monitored_barrier` names the
+        Not every rank has called it within `timeout`. The barrier stays in flight. :func:`monitored_barrier` names the
         missing ranks.
 
     Examples
@@ -988,14 +988,14 @@ def barrier(
 def all_reduce_coalesced(
     arrays: Sequence[Array], op: ReduceOpLike = ..., group: Group | None = ..., async_op: Literal[False] = ...
 ) -> None:
-    """Reduce each array of a list over all ranks, in place: :func:`all_reduce` of all of them in one message.
+    """Reduce each array of a list over all ranks, in place: one :func:`all_reduce` for all arrays.
 
     Parameters
     ----------
     arrays : list of arrays
-        The same list of sizes and dtypes on every rank; they must not share memory. Those of one dtype leave together.
+        Sizes and dtypes are the same on every rank. The arrays must not share memory. Each dtype takes one message.
     op, group, async_op
-        As for :func:`all_reduce`, and so are the errors.
+        As for :func:`all_reduce`, with the same errors.
 
     Returns
     -------
@@ -1041,14 +1041,14 @@ def all_reduce_coalesced(
 def broadcast_coalesced(
     arrays: Sequence[Array], src: Integer, group: Group | None = ..., async_op: Literal[False] = ...
 ) -> None:
-    """Copy each array of a list from one rank to all: :func:`broadcast` of all of them in one message.
+    """Copy each array of a list from one rank to all ranks: one :func:`broadcast` for all arrays.
 
     Parameters
     ----------
     arrays : list of arrays
-        The same list of sizes and dtypes on every rank; dtypes may be mixed.
+        Sizes and dtypes are the same on every rank; dtypes may be mixed.
     src, group, async_op, group_src
-        As for :func:`broadcast`, and so are the errors.
+        As for :func:`broadcast`, with the same errors.
 
     Returns
     -------
@@ -1095,7 +1095,7 @@ def all_gather_coalesced(
     group: Group | None = ...,
     async_op: Literal[False] = ...,
 ) -> None:
-    """Collect the arrays of every rank, on every rank: :func:`all_gather` of each of them in one message.
+    """Collect the arrays of every rank on every rank: one :func:`all_gather` for all arrays.
 
     Parameters
     ----------
@@ -1104,7 +1104,7 @@ def all_gather_coalesced(
     arrays : list of arrays
         This rank's contributions; dtypes may be mixed.
     group, async_op
-        As for :func:`all_gather`, and so are the errors.
+        As for :func:`all_gather`, with the same errors.
 
     Returns
     -------
@@ -1172,7 +1172,7 @@ def all_gather_single_coalesced(
     Parameters
     ----------
     outputs, inputs : lists of arrays, of equal length
-        Each pair as for :func:`all_gather_single`, and so are the errors; dtypes may be mixed.
+        Each pair as for :func:`all_gather_single`, with the same errors; dtypes may be mixed.
     group, async_op
         As for :func:`all_reduce`.
 
@@ -1218,7 +1218,7 @@ def reduce_scatter_single_coalesced(
     Parameters
     ----------
     outputs, inputs : lists of arrays, of equal length
-        Each pair as for :func:`reduce_scatter_single`, and so are the errors.
+        Each pair as for :func:`reduce_scatter_single`, with the same errors.
     op, group, async_op
         As for :func:`all_reduce`.
 
@@ -1263,9 +1263,9 @@ def reduce_scatter_single_coalesced(
 ) -> Work | None: ...
 @overload
 def send(array: Array, dst: Integer, group: Group | None = ..., tag: int = ...) -> None:
-    """Send `array` to one rank: MPI_Send (MPI-4.1 §3.2). The array may be changed as soon as the call returns.
+    """Send `array` to one rank: MPI_Send (MPI-4.1 §3.2).
 
-    The call may or may not wait for the receiver.
+    The program may change the array once the call has returned. The call may or may not wait for the receiver.
 
     Parameters
     ----------
@@ -1275,7 +1275,7 @@ def send(array: Array, dst: Integer, group: Group | None = ..., tag: int = ...) 
     group : ProcessGroup, optional
         Default: the world.
     tag : int
-        0 or more, up to what MPI allows (MPI_TAG_UB), at least 20472; the receive must have the same.
+        From 0 to MPI's limit (MPI_TAG_UB), which is at least 20472; the receive must have the same tag.
 
     Returns
     -------
@@ -1315,7 +1315,7 @@ def recv(array: Array, src: Integer | None = ..., group: Group | None = ..., tag
     Parameters
     ----------
     array : array
-        As many bytes as the message has.
+        The destination, with as many bytes as the message.
     src, group_src : int, optional
         The sender: its *global* rank, or its rank in the group. Default: any rank of the group.
     group, tag
@@ -1353,8 +1353,8 @@ def recv(*, tensor: Array, group: Group | None = ..., tag: int = ..., group_src:
 def isend(array: Array, dst: Integer, group: Group | None = ..., tag: int = ...) -> Work:
     """Start to send `array` to one rank: MPI_Isend (MPI-4.1 §3.7.2).
 
-    Arguments and errors are those of :func:`send`, but the receiver may also be this rank itself. The array may not be
-    changed until the Work is done; the group keeps it alive until then.
+    Arguments and errors are those of :func:`send`, but the receiver may also be this rank itself. Don't change the
+    array until the Work is done; the group keeps it alive until then.
 
     Returns
     -------
@@ -1382,14 +1382,14 @@ def isend(*, tensor: Array, group: Group | None = ..., tag: int = ..., group_dst
 def irecv(array: Array, src: Integer | None = ..., group: Group | None = ..., tag: int = ...) -> Work:
     """Start to receive a message into `array`: MPI_Irecv (MPI-4.1 §3.7.2).
 
-    Arguments and errors are those of :func:`recv`, but the sender may also be this rank itself, and a message of
-    another size is an error of the Work. The array may be neither read nor written until the Work is done; the group
-    keeps it alive until then.
+    Arguments and errors are those of :func:`recv`, but the sender may also be this rank itself, and the Work raises the
+    error for a message of another size. Don't read or write the array until the Work is done; the group keeps it alive
+    until then.
 
     Returns
     -------
     Work
-        Its `source_rank()` is the sender's global rank, and its `abort()` takes the receive back.
+        `source_rank()` returns the sender's global rank, and `abort()` cancels the receive.
 
     Examples
     --------
@@ -1422,25 +1422,25 @@ def sendrecv(
     group_dst: Integer | None = ...,
     group_src: Integer | None = ...,
 ) -> int:
-    """Send `array` to one rank and receive `output` from another (or the same) at once: MPI_Sendrecv (MPI-4.1 §3.10).
+    """Send `array` to one rank while receiving `output` from another or the same: MPI_Sendrecv (MPI-4.1 §3.10).
 
-    Ranks that face each other do not deadlock in it.
+    Two ranks that exchange messages with it do not deadlock.
 
     Parameters
     ----------
     array, dst, tag, group, group_dst
-        As for :func:`send`; the receiver may also be this rank itself.
+        As for :func:`send`, but the receiver may also be this rank itself.
     output, src, group_src
-        As for :func:`recv`, and so are the errors.
+        As for :func:`recv`, with the same errors.
     recv_tag : int, optional
-        The tag of the message received. Default: `tag`.
+        The tag of the received message. Default: `tag`.
     async_op : bool
-        True: return a Work at once; until it is done, neither array may be touched.
+        True: return a Work at once. Don't touch either array until it is done.
 
     Returns
     -------
     int or Work
-        The global rank of the sender of `output`. With ``async_op=True`` a Work, whose `source_rank()` is that rank.
+        The global rank of `output`'s sender. With ``async_op=True``, a Work; its `source_rank()` returns that rank.
 
     Examples
     --------
@@ -1520,13 +1520,13 @@ def all_gather_object(
     Parameters
     ----------
     object_list : list
-        One slot per rank; overwritten.
+        One slot per rank; the call overwrites it.
     obj : object
         This rank's contribution, picklable.
     group : ProcessGroup, optional
         Default: the world.
     async_op : bool
-        True: return a Work at once, which fills the list.
+        True: return a Work at once; it fills the list.
 
     Returns
     -------
@@ -1537,7 +1537,7 @@ def all_gather_object(
     ValueError
         `object_list` does not have one slot per rank.
     TypeError
-        On every rank: an object of some rank can't be pickled.
+        A rank's object can't be pickled (on every rank).
 
     Examples
     --------
@@ -1575,7 +1575,7 @@ def gather_object(
     obj : object
         This rank's contribution, picklable.
     object_gather_list : list
-        On the destination: one slot per rank, overwritten. Elsewhere: None.
+        On the destination: one slot per rank, overwritten. On other ranks: None.
     dst, group, group_dst
         As for :func:`gather`.
     async_op : bool
@@ -1588,7 +1588,7 @@ def gather_object(
     Raises
     ------
     ValueError, TypeError
-        As :func:`all_gather_object`; also if the list is missing on the destination or given elsewhere.
+        As for :func:`all_gather_object`, or the list is missing on the destination or given on another rank.
 
     Examples
     --------
@@ -1688,14 +1688,14 @@ def broadcast_object_list(
     device: object = ...,
     weights_only: object = ...,
 ) -> None:
-    """Copy the objects of a list from one rank to all, in place.
+    """Copy the objects of a list from one rank to all ranks, in place.
 
     Parameters
     ----------
     object_list : list
-        Read on the source, overwritten on the others: the same length everywhere, or ValueError.
+        Read on the source, overwritten on the other ranks. Its length is the same on every rank, or ValueError.
     src, group, group_src
-        As for :func:`broadcast`, with rank 0 as the default.
+        As for :func:`broadcast`. Default: the group's first rank.
     async_op : bool
         As for :func:`all_gather_object`.
 
@@ -1771,14 +1771,14 @@ def scatter_object_list(
     async_op: Literal[False] = ...,
     weights_only: object = ...,
 ) -> None:
-    """Hand out the objects of a list on one rank, one to each rank.
+    """Distribute one rank's list of objects, one object to each rank.
 
     Parameters
     ----------
     scatter_object_output_list : list
         Its first slot receives this rank's object.
     scatter_object_input_list : list
-        On the source: one object per rank. Elsewhere it is ignored.
+        On the source: one object per rank. Ignored on other ranks.
     src, group, group_src
         As for :func:`scatter`.
     async_op : bool
@@ -1896,12 +1896,12 @@ def send_object_list(
 ) -> None:
     """Send the objects of a list to one rank.
 
-    The other arguments, and the errors, are those of :func:`send`.
+    The other arguments and the errors are those of :func:`send`.
 
     Parameters
     ----------
     async_op : bool
-        True: return a Work at once. The receiver may be this rank itself then.
+        True: return a Work at once. Then the receiver may also be this rank itself.
 
     Returns
     -------
@@ -1996,18 +1996,18 @@ def recv_object_list(
     Parameters
     ----------
     object_list : list
-        Overwritten: as many slots as the sender's list has objects, or ValueError.
+        Overwritten. It has as many slots as the sender's list has objects, or ValueError.
     src, group, tag, group_src
-        As for :func:`recv`, and so are the errors.
+        As for :func:`recv`, with the same errors.
     async_op : bool
-        True: return a Work at once, which fills the list. Below ``MPI_THREAD_MULTIPLE`` the message is looked for only
-        while this rank waits for it or asks, and the sender of a large one may wait for that.
+        True: return a Work at once; it fills the list. Below ``MPI_THREAD_MULTIPLE`` hpccomm looks for the message only
+        while this rank waits for or tests the Work. The sender of a large list may block until then.
 
     Returns
     -------
     int or Work
-        The sender's *global* rank. With ``async_op=True`` a Work, whose `source_rank()` is that rank, and whose
-        `abort()` takes the receive back.
+        The sender's *global* rank. With ``async_op=True``, a Work: `source_rank()` returns that rank, and `abort()`
+        cancels the receive.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Sparse exchange: arrays for some ranks, which do not know of it: particles to whoever owns them now."""
+"""Sparse exchange: send arrays to ranks that do not expect them, such as particles to their new owners."""
 
 from __future__ import annotations
 
@@ -20,43 +20,43 @@ def all_to_all_sparse(arrays: Mapping[int, Any], group: Group | None = ..., *, a
 def all_to_all_sparse(
     arrays: Mapping[int, Array | tuple[Array, ...]], group: Group | None = None, async_op: bool = False
 ) -> dict[int, Any] | Work | None:
-    """Send arrays to some ranks, and get those that others have sent to this one.
+    """Send arrays to some ranks, and return the arrays that other ranks sent to this one.
 
-    Every rank of the group calls it, also one that sends nothing. Nobody has to know who sends, nor how much: shapes
-    and dtypes travel with the arrays. The time grows with the number of partners, and the logarithm of that of ranks.
+    Every rank of the group calls it, even if it sends nothing. Ranks do not need to know the senders or the sizes:
+    shapes and dtypes travel with the arrays. The time grows with the number of partners and the logarithm of the ranks.
 
     Parameters
     ----------
     arrays : dict of array or tuple of arrays
-        What goes to whom, by the *global* rank of the receiver, which may be this rank itself. Host arrays of any
+        The arrays to send, by the *global* rank of the receiver, which may be this rank itself. Host arrays of any
         layout. Arrays of a tuple travel together: ``{owner: (positions, numbers)}``.
     group : ProcessGroup, optional
         Default: the world.
     async_op : bool
-        True: return a Work at once, whose result is the dict; until it is done, the arrays may not be changed.
+        True: return a Work at once; its result is the dict. Don't change the arrays until it is done.
 
     Returns
     -------
     dict or Work
-        What has come, by the global rank of the sender, in the order of the ranks: new arrays, with the shapes and
-        dtypes of those sent; a tuple where one was sent.
+        The received arrays, by the global rank of the sender, in rank order: new arrays with the shapes and dtypes of
+        the sent ones; a tuple if a tuple was sent.
 
     Raises
     ------
     ValueError
         A receiver is not in the group.
     TypeError
-        `arrays` is no dict, or something in it no array.
+        `arrays` is not a dict, or a value in it is not an array.
     UnsupportedOperationError
         An array is on a GPU.
 
     Notes
     -----
-    Within a node small arrays go by its memory. Otherwise, up to 64 ranks, all of them are told first how much to
-    expect. Beyond, nobody is: it is found out by non-blocking consensus (T. Hoefler, C. Siebert, A. Lumsdaine: Scalable
-    communication protocols for dynamic sparse data exchange, PPoPP 2010). A thread looks after asynchronous ones, so
-    that ranks may wait for them in any order; below MPI_THREAD_MULTIPLE there is none, and a rank that waits needs the
-    others to wait for the same one.
+    Within a node, blocking exchanges of small arrays use shared memory. Otherwise, groups of up to 64 ranks exchange
+    sizes first. Larger groups use non-blocking consensus (T. Hoefler, C. Siebert, A. Lumsdaine: Scalable communication
+    protocols for dynamic sparse data exchange, PPoPP 2010). A thread drives asynchronous exchanges, so ranks may wait
+    for them in any order. Below MPI_THREAD_MULTIPLE there is no such thread: while one rank waits for an exchange, the
+    other ranks must wait for the same one.
 
     Examples
     --------

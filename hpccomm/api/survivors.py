@@ -1,9 +1,9 @@
-"""Going on without ranks that have died, or with spares in their places: what the survivors call.
+"""Continue after ranks have died: shrink the group, or replace dead ranks by spares.
 
-The world that comes of it is a new one, and the program makes its groups again. After shrink_group global ranks are
-counted anew, and groups that changed their ranks under its hands would be wrong in silence; after replace_failed some
-ranks are other processes, which know of no group. `agree` bypasses the dispatcher, because it works in failed groups. A
-failed communicator is not freed: MPI may still hold messages for it.
+Both functions replace the world, and the program makes its groups again. After shrink_group, global ranks are
+renumbered; if old groups changed their ranks too, programs would silently use wrong ones. After replace_failed some
+ranks are new processes, which know none of the groups. `agree` bypasses the dispatcher, because it works in failed
+groups. A failed communicator is not freed: MPI may still hold messages for it.
 """
 
 from __future__ import annotations
@@ -27,36 +27,35 @@ from .world import connect, current_world, is_initialized, member, member_of, re
 def shrink_group(
     ranks_to_exclude: Sequence[Integer] | ProcessGroup | None = None, group: ProcessGroup | None = None
 ) -> ProcessGroup:
-    """Make a group of the ranks of `group` that are alive, to go on with after a :class:`RankFailedError`.
+    """Make a group of the surviving ranks of `group`, to continue after a :class:`RankFailedError`.
 
-    With `ranks_to_exclude`, as in c10d, the group is that of the other ranks, and only these call it. Nobody has died:
-    the old group and those made from it stay as they are. If `group` is the world, ``group=None`` means the new one
-    from here on, and the old one ends with it: the ranks that were excluded destroy it at their end, if the others do.
-    The rest of this text is about ranks that have died.
+    Every surviving rank of `group` calls it. A rank that still waits in `group` for a dead rank gets a
+    RankFailedError, and must then call it too. Several ranks may have died, also during the call.
 
-    Every surviving rank of `group` calls it. Those that still wait in `group` for a rank that does not come are woken
-    by a RankFailedError, and have to call it too. Several ranks may have died, also during the call.
+    If `group` is the world, the new group becomes the world, which ``group=None`` means from now on. Ranks are
+    renumbered from 0 in their old order, and `get_rank` returns the new rank. Groups made from the old world refuse
+    every operation: make them again. If `group` is smaller, its world and the global ranks stay the same. In a world
+    with spares only the world can be shrunk.
 
-    The world is replaced: ``group=None`` means the new one from here on. Ranks are counted anew from 0, in their old
-    order, and `get_rank` returns the new one. Groups made from the old world refuse every operation: make them again.
-    A smaller group is replaced in its world, which stays as it is, and so do the global ranks; not in a world with
-    spares, which are for the whole of it.
-
-    Operations in flight in the old group end with RankFailedError. Its backends are closed, and made again when the
-    first array comes along. Its node-shared arrays stay readable, but their operations don't work. The call stands for
+    Operations in flight in the old group end with RankFailedError. Its backends are closed; the new group makes its
+    own for the first array. Its node-shared arrays stay readable, but operations on them fail. The call uses
     MPIX_Comm_revoke and MPIX_Comm_shrink of ULFM.
+
+    With `ranks_to_exclude`, as in c10d, no rank has died: only the other ranks call it, and the old group and the
+    groups made from it stay usable. If `group` is the world, the new group becomes the world for ``group=None``, and
+    the old world ends with it: excluded ranks destroy the old world at their end if the others destroy the new one.
 
     Parameters
     ----------
     ranks_to_exclude : list of int, optional
-        Ranks of `group`. Default: those that have died. A group in this place is taken for `group`.
+        Ranks of `group`. Default: the dead ranks. A ProcessGroup as first argument is taken as `group`.
     group : ProcessGroup, optional
         Default: the world.
 
     Returns
     -------
     ProcessGroup
-        With the name, the backends and the timeout of `group`, but not its hooks.
+        It has the name, backends and timeout of `group`, but not its hooks.
 
     Raises
     ------
@@ -64,11 +63,11 @@ def shrink_group(
         Without `ranks_to_exclude`: the job does not survive dead ranks, because it was not started with
         ``mpirun --with-ft ulfm`` (Open MPI).
     ValueError
-        `group` is a smaller group in a world with spares; or this rank is one of `ranks_to_exclude`, which are none, or
-        no ranks of `group`.
+        `group` is a smaller group in a world with spares, or `ranks_to_exclude` is empty, contains this rank, or
+        contains a rank that is not in `group`.
     DistError
-        `group` has been destroyed or shrunk before. In a world with spares, on every rank: some ranks call
-        `replace_failed` instead.
+        `group` has been destroyed or shrunk before; or, in a world with spares, some ranks call `replace_failed`
+        instead (on every rank).
 
     Examples
     --------
@@ -107,20 +106,20 @@ def shrink_group(
 
 
 def replace_failed(group: ProcessGroup | None = None) -> ProcessGroup:
-    """Make the world again with spares in the places of the ranks that have died, after a :class:`RankFailedError`.
+    """Make the world again after a :class:`RankFailedError`, with spares in the places of the dead ranks.
 
-    Every surviving rank of the world calls it. Those that still wait in a group for a rank that does not come are woken
-    by a RankFailedError, and have to call it too. Several ranks may have died, also during the call, spares among them.
-    The spares are those of ``init_process_group(spares=...)``, which returns on each that is called, with the rank of
-    a dead one and this world; its `is_replacement` is True.
+    Every surviving rank of the world calls it. A rank that still waits in a group for a dead rank gets a
+    RankFailedError, and must then call it too. Several ranks, spares among them, may have died, also during the call.
+    Spares wait in ``init_process_group(spares=...)``. On each replacement, `init_process_group` returns the new world,
+    in which it has the rank of a dead one; the world's `is_replacement` is True there.
 
-    The new world has the old one's size, and survivors keep their ranks: what depends on rank and size stays as it is.
-    ``group=None`` means the new world from here on. Groups, grids, node-shared arrays and persistent operations of the
-    old one refuse every operation. Make them again, all ranks by the same calls in the same order: they are the same
-    groups then. The state of the dead is lost: load it from a checkpoint.
+    The new world has the old world's size, and survivors keep their ranks: results that depend on rank and size do not
+    change. ``group=None`` means the new world from now on. Groups, grids, node-shared arrays and persistent operations
+    of the old world refuse every operation. All ranks make them again, by the same calls in the same order. The state
+    of dead ranks is lost: load it from a checkpoint.
 
-    Operations in flight in the old world end with RankFailedError. Its backends are closed, and made again when the
-    first array comes along.
+    Operations in flight in the old world end with RankFailedError. Its backends are closed; the new world makes its own
+    for the first array.
 
     Parameters
     ----------
@@ -130,19 +129,19 @@ def replace_failed(group: ProcessGroup | None = None) -> ProcessGroup:
     Returns
     -------
     ProcessGroup
-        The new world, with the name, the backends and the timeout of the old one, but not its hooks.
+        The new world. It has the name, backends and timeout of the old one, but not its hooks.
 
     Raises
     ------
     TooFewSparesError
-        More ranks have died than spares are left, or there have never been any; on every rank. The world stays as it
-        is, for :func:`shrink_group`; spares that are left wait for the next call.
+        More ranks have died than spares are left, or the world has no spares (on every rank). The world stays the same,
+        for :func:`shrink_group`; remaining spares wait for the next call.
     UnsupportedOperationError
         The job does not survive dead ranks: it was not started with ``mpirun --with-ft ulfm`` (Open MPI).
     ValueError
         `group` is not the world.
     DistError
-        `group` has been destroyed, shrunk or replaced before. On every rank: some ranks call `shrink_group` instead.
+        `group` was destroyed, shrunk or replaced before, or some ranks call `shrink_group` instead (on every rank).
 
     Examples
     --------
@@ -185,11 +184,10 @@ def replace_failed(group: ProcessGroup | None = None) -> ProcessGroup:
 
 
 def agree(flag: bool, group: Group | None = None) -> bool:
-    """Return True, on every rank, if `flag` is true on all ranks of `group` that are alive: MPIX_Comm_agree of ULFM.
+    """Return True on every rank if `flag` is true on all living ranks of `group`: MPIX_Comm_agree of ULFM.
 
-    Every rank that is alive calls it. Under ``mpirun --with-ft ulfm`` (Open MPI) it gives its answer also while ranks
-    die, and in a group that has lost ranks, having acknowledged the failures first; otherwise it is an ordinary
-    reduction.
+    Every living rank calls it. Under ``mpirun --with-ft ulfm`` (Open MPI) it acknowledges failures first, so it works
+    in a group that has lost ranks, and even while ranks die. In other jobs it is an ordinary reduction.
 
     Parameters
     ----------
@@ -225,8 +223,8 @@ def _check_that_mpi_survives(operation: str) -> None:
 
 
 def _check_that_all_call(operation: str, world: ProcessGroup) -> None:
-    """Raise on every rank if some shrink a world and others fill it: they would wait for each other for ever."""
-    failures.revoke(world.comm)  # wakes those who call neither yet
+    """Raise on every rank if some call shrink_group and others replace_failed, because both calls would hang."""
+    failures.revoke(world.comm)  # wakes ranks that still wait in other operations
     shrinks = operation == "shrink_group"
     all_shrink, all_fill = (failures.agree(world.comm, vote) for vote in (shrinks, not shrinks))
     if not (all_shrink or all_fill):
@@ -239,7 +237,7 @@ def _check_that_all_call(operation: str, world: ProcessGroup) -> None:
 
 
 def _of_survivors(old: ProcessGroup) -> ProcessGroup:
-    """Make the group of those ranks of `old` that live, and abandon `old`; each of them calls it."""
+    """Make a group of the living ranks of `old`, and abandon `old`; each living rank calls it."""
     comm, members = failures.shrink(old.comm)
     owner = old.owner
     ranks = tuple(old.ranks[rank] for rank in members)
@@ -264,7 +262,7 @@ def _of_survivors(old: ProcessGroup) -> ProcessGroup:
 
 
 def _without(old: ProcessGroup, excluded: list[int]) -> ProcessGroup:
-    """Make a group of the ranks of `old` that are not `excluded`; each of them calls it."""
+    """Make a group of the ranks of `old` that are not `excluded`; each of its ranks calls it."""
     if old.rank in excluded:
         raise ValueError(f"shrink_group: ranks_to_exclude is {excluded}: only the ranks that stay call it{on_rank()}")
     if old.owner in failures.reserves:
@@ -287,7 +285,7 @@ def _without(old: ProcessGroup, excluded: list[int]) -> ProcessGroup:
 
 
 def _abandon(old: ProcessGroup, dead: tuple[int, ...], what: str, function: str) -> None:
-    """Give up a group, and, if it is a world, those made from it, for another one that `function` returns."""
+    """Give up a group that `function` replaces, and all groups made from it if it is a world."""
     reason = f"because ranks {abridged(dead)} have died" if dead else "although nobody has died"
     if old.owner is old:
         old.on_destroy = None

@@ -1,4 +1,4 @@
-"""Waiting for several Works: for all of them, or for any."""
+"""Wait for all or any of several Works."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ..core.work import Work
 from ..errors import DistTimeoutError, on_rank
 from ..native import fastpath
 
-WAITED_AT_ONCE = 64  # fastpath.wait_all takes so many Works
+WAITED_AT_ONCE = 64  # the most Works that fastpath.wait_all accepts
 
 
 def wait_all(works: Sequence[Work | None], timeout: timedelta | float | None = None) -> None:
-    """Wait until all of `works` are done, also where one has failed: MPI_Waitall (MPI-4.1 §3.7.5).
+    """Wait until all of `works` are done, even if some fail: MPI_Waitall (MPI-4.1 §3.7.5).
 
     Parameters
     ----------
     works : list of Work
-        Of any groups and operations, in any order. None is skipped, so that the results of `isend` may be in the list
-        on every rank.
+        Works of any groups and operations, in any order. None is skipped: an operation may return it on a rank outside
+        its group.
     timeout : timedelta or float (seconds), optional
-        For all of them together. Default: as for :meth:`Work.wait`.
+        The time limit for all Works together. Default: as for :meth:`Work.wait`.
 
     Returns
     -------
@@ -34,9 +34,9 @@ def wait_all(works: Sequence[Work | None], timeout: timedelta | float | None = N
     Raises
     ------
     DistTimeoutError
-        The timeout has passed. Those that are not done stay in flight.
+        The timeout has passed. Unfinished Works stay in flight.
     Exception
-        The error of the first of those that have failed.
+        The error of the first failed Work in the list.
 
     Examples
     --------
@@ -65,7 +65,7 @@ def wait_all(works: Sequence[Work | None], timeout: timedelta | float | None = N
 
 
 def _waited_in_parts(works: Sequence[Work | None]) -> bool:
-    """Wait for more Works than the compiled extension takes at once; return False if Work.wait has to do it."""
+    """Wait for more Works than the compiled extension accepts at once; return False if Work.wait has to do it."""
     if fastpath is None or len(works) <= WAITED_AT_ONCE:
         return False
     return all(fastpath.wait_all(works[i : i + WAITED_AT_ONCE]) for i in range(0, len(works), WAITED_AT_ONCE))
@@ -74,26 +74,26 @@ def _waited_in_parts(works: Sequence[Work | None]) -> bool:
 def wait_any(works: Sequence[Work | None], timeout: timedelta | float | None = None) -> int:
     """Wait until one of `works` is done, and return its index: MPI_Waitany (MPI-4.1 §3.7.5).
 
-    On GPU arrays the host waits.
+    For GPU arrays the host waits.
 
     Parameters
     ----------
     works : list of Work
-        Of any groups and operations. None is skipped: put it in the place of one that was done.
+        Works of any groups and operations. None is skipped: replace each Work that is done by None.
     timeout : timedelta or float (seconds), optional
-        Default: wait for ever; with groups whose ``on_timeout`` is ``"raise"``, for the shortest of their timeouts.
+        Default: the shortest timeout among groups whose ``on_timeout`` is ``"raise"``; without such a group, forever.
 
     Returns
     -------
     int
-        The index of the first one in the list that is done; -1 if there is none to wait for.
+        The index of the first Work in the list that is done; -1 if there is no Work to wait for.
 
     Raises
     ------
     DistTimeoutError
-        None is done after the timeout; they stay in flight.
+        No Work is done after the timeout. All stay in flight.
     Exception
-        The error of that one.
+        The error of the Work, if it failed.
 
     Examples
     --------

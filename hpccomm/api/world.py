@@ -1,4 +1,4 @@
-"""The world group: init, destroy, and what is true in between."""
+"""Make, query and destroy the world group."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ..store.rendezvous import Method
 
 _world: ProcessGroup | None = None
-_had_spares = False  # of a world that has been destroyed: they have left the program
+_had_spares = False  # a destroyed world had spares, which have left the program
 _abort_on_exception = AbortOnException()
 _peer_failures: PeerFailures | None = None
 
@@ -48,7 +48,7 @@ observers.register(
 
 
 def is_mpi_available() -> bool:
-    """True if mpi4py finds an MPI library. Asking loads the library, and so initialises MPI.
+    """Return True if mpi4py finds an MPI library. The call loads the library, which initialises MPI.
 
     Returns
     -------
@@ -67,7 +67,7 @@ def is_mpi_available() -> bool:
 
 
 def is_available() -> bool:
-    """True if hpccomm can be used here: the same as :func:`is_mpi_available`.
+    """Return True if hpccomm can be used here: the same as :func:`is_mpi_available`.
 
     Returns
     -------
@@ -82,7 +82,7 @@ def is_available() -> bool:
 
 
 def is_nccl_available() -> bool:
-    """True if GPU arrays can be sent through NCCL here (CuPy is installed, and finds NCCL).
+    """Return True if NCCL can send GPU arrays here (CuPy is installed and finds NCCL).
 
     Returns
     -------
@@ -97,7 +97,7 @@ def is_nccl_available() -> bool:
 
 
 def is_gloo_available() -> bool:
-    """True if host arrays can be sent over gloo here (PyTorch is installed, and has it): ``cpu:gloo``.
+    """Return True if gloo can send host arrays here (PyTorch is installed and includes gloo): ``cpu:gloo``.
 
     Returns
     -------
@@ -112,7 +112,7 @@ def is_gloo_available() -> bool:
 
 
 def is_initialized() -> bool:
-    """True between :func:`init_process_group` and :func:`destroy_process_group`: there is a world group.
+    """Return True between :func:`init_process_group` and :func:`destroy_process_group`, while a world group exists.
 
     Returns
     -------
@@ -148,73 +148,72 @@ def init_process_group(
     on_peer_failure: Callable[[int | None], object] | None = None,
     spares: Integer = 0,
 ) -> ProcessGroup:
-    """Make the world group, of all ranks that mpirun or srun started. Every rank calls it, once.
+    """Make the world group of all ranks that mpirun or srun started. Every rank calls it once.
 
     Parameters
     ----------
     backend : str, optional
-        Which backend serves the arrays of which device: ``"cpu:mpi,cuda:nccl"``, or one name. Default: every
-        known device is mapped. A backend is made when the first array of its device is used, so the default also
-        runs where there is no GPU.
+        The backend for each device: ``"cpu:mpi,cuda:nccl"``, or one name. Default: all known devices. A backend is made
+        when the first array of its device is used, so the default also works without a GPU.
     init_method : str, optional
         For scripts written for torch.distributed: ``"env://"``, ``"tcp://host:port"`` or ``"file:///path"``, the
-        address of the groups' :attr:`~ProcessGroup.store`, where rank 0 listens. Ranks come from MPI all the same, and
-        those of the method (``RANK``, ``WORLD_SIZE``) are checked. Default: rank 0 listens at a port of its own.
+        address at which rank 0 serves the groups' :attr:`~ProcessGroup.store`. Ranks always come from MPI; those of the
+        method (``RANK``, ``WORLD_SIZE``) are only compared with MPI's. Default: rank 0 chooses a free port.
     timeout : timedelta or float (seconds), optional
-        How long an operation may take, and destroy and `monitored_barrier` wait. Default: ``HPCCOMM_TIMEOUT`` (in
+        The time limit of operations, of `monitored_barrier` and of destroying. Default: ``HPCCOMM_TIMEOUT`` (in
         seconds), or 30 minutes.
     world_size, rank : int, optional
-        For scripts written for torch.distributed: compared with MPI's, which count the spares.
+        For scripts written for torch.distributed: only compared with MPI's, which count the spares.
     store : Store, optional
-        Instead of `init_method`: the store in which the groups have theirs. Every rank gives one, of the same table.
+        Instead of `init_method`: the store that holds the groups' stores. Every rank passes a client of the same store.
     group_name : str, optional
         A name for messages.
     comm : mpi4py.MPI.Intracomm, optional
         The processes that form the world; it is duplicated. Default: ``MPI.COMM_WORLD``.
     on_timeout : str, optional
-        When an operation takes longer: ``"abort"``: a report names the rank that is to blame, and the job ends with
-        status 124; ``"raise"``: waits on Works raise DistTimeoutError; ``"warn"``: only the report. Default:
+        The action when an operation takes longer. ``"abort"``: a report names the rank to blame, and the job ends with
+        status 124. ``"raise"``: waiting for a Work raises DistTimeoutError. ``"warn"``: only the report. Default:
         ``HPCCOMM_ON_TIMEOUT``, or ``"abort"``.
     device_id : int or "auto", optional
-        The number of this rank's GPU (or a ``cupy.cuda.Device``); ``"auto"``: the ranks take turns at the GPUs that
-        they see, which is the local rank modulo their number where all see the same. It becomes the current device,
-        and the ranks are connected by NCCL now instead of at the first operation on a GPU array. Every rank gives one,
+        The number of this rank's GPU (or a ``cupy.cuda.Device``). ``"auto"``: the ranks of a node take turns at their
+        visible GPUs: if all see the same GPUs, local rank modulo number of GPUs. The GPU becomes the current device,
+        and NCCL connects the ranks now instead of at the first operation on a GPU array. Either every rank passes one
         or none does. Default: the GPU of the first array.
     on_peer_failure : callable, optional
-        Called with the rank that has died, where the launcher tells the others instead of ending them: MPICH's
-        ``mpiexec -disable-auto-cleanup``. The rank is None where it is not known. It runs in a thread of its own, while
-        the program goes on or waits for ever: it may write what is worth keeping, and then call ``os._exit``. It may
-        not communicate. Default: the launcher ends the job.
+        Called with the dead rank (None if unknown) if the launcher reports dead ranks instead of ending the job, as
+        MPICH's ``mpiexec -disable-auto-cleanup`` does. It runs in its own thread while the program continues or waits
+        forever. It may save data and then call ``os._exit``, but must not communicate. Default: the launcher ends
+        the job.
     spares : int
-        Ranks that are not in the world: they wait in here until :func:`replace_failed` gives them the place of a dead
-        rank, whose rank they have then (:attr:`~ProcessGroup.is_replacement` is True), or until the world ends, when
-        they leave the program (SystemExit with status 0). They are the last rank of each node in turn, beginning with
-        the last node; the others keep their order. Under ``mpirun --with-ft ulfm`` (Open MPI) only.
+        The number of ranks outside the world. Each waits in this call until :func:`replace_failed` gives it the place
+        and rank of a dead rank (:attr:`~ProcessGroup.is_replacement` is True), or until the world ends; then it leaves
+        the program (SystemExit with status 0). Spares are the last rank of each node in turn, beginning with the last
+        node; the other ranks keep their order. Only under ``mpirun --with-ft ulfm`` (Open MPI).
 
     Returns
     -------
     ProcessGroup
-        The world group, which ``group=None`` means everywhere. As a context manager it is destroyed at the end.
+        The world group, which ``group=None`` means everywhere. As a context manager, it is destroyed at the end.
 
     Raises
     ------
     DistError
-        There is a world group already; or the launcher started several processes and MPI sees only one
+        A world group exists already, or the launcher started several processes but MPI sees only one
         (the message says what to type).
     DistBackendError
         mpi4py finds no MPI library.
     DistNetworkError
-        Rank 0 can't listen where `init_method` says (on every rank).
+        Rank 0 can't listen at the address in `init_method` (on every rank).
     UnsupportedOperationError
-        There are to be `spares`, and the job does not survive dead ranks (the message says what to type).
+        `spares` is not 0, but the job does not survive dead ranks (the message says what to type).
     ValueError, TypeError
-        `backend` is malformed, `comm` is not an intracommunicator, `rank` / `world_size` contradict MPI, or as many
-        `spares` as ranks are asked for.
+        `backend` is malformed, `comm` is not an intracommunicator, `rank` / `world_size` contradict MPI, or `spares`
+        leaves no rank for the world.
 
     Notes
     -----
-    From here on an uncaught exception on one rank prints its traceback and ends the whole job (MPI_Abort),
-    instead of leaving the others to hang. ``HPCCOMM_ABORT_ON_EXCEPTION=0`` turns that off.
+    From now on an uncaught exception on one rank prints its traceback and ends the whole job (MPI_Abort), so the other
+    ranks do not hang. ``HPCCOMM_ABORT_ON_EXCEPTION=0`` turns that off.
 
     Examples
     --------
@@ -286,7 +285,7 @@ def init_process_group(
     try:
         connect(world)
     except RankFailedError:
-        if not world.is_replacement:  # of which the program is told by its first operation, where it expects that
+        if not world.is_replacement:  # on a replacement, the first operation raises it, where the program expects it
             raise
     return world
 
@@ -303,7 +302,7 @@ def _checked_spares(spares: Integer, comm: Any) -> int:
 
 
 def _with_spares(comm: Any, count: int, make: Callable[..., ProcessGroup], method: Method | None) -> ProcessGroup:
-    """Make a world without its spares; a spare waits until it has a place in one, or leaves the program."""
+    """Make the world without the spares; a spare waits until it has a place in a world, or leaves the program."""
     from ..job.reserve import Reserve
 
     reserve = Reserve(comm, count)
@@ -318,7 +317,7 @@ def _with_spares(comm: Any, count: int, make: Callable[..., ProcessGroup], metho
 
 
 def _called(reserve: Reserve, make: Callable[..., ProcessGroup]) -> ProcessGroup:
-    """Wait as a spare; return the world in which this rank has the place of a dead one, or leave the program."""
+    """Wait as a spare; return the world in which this rank replaces a dead one, or leave the program."""
     attach.prepare_spare(reserve.settings, reserve.processes)
     errors.set_rank(f"{reserve.comm.Get_rank()}, a spare")
     _abort_on_exception.install(reserve.comm.Get_size())
@@ -336,9 +335,9 @@ def _called(reserve: Reserve, make: Callable[..., ProcessGroup]) -> ProcessGroup
 
 
 def destroy_process_group(group: Group | None = None) -> None:
-    """Finish the operations in flight on `group` and free it; without `group`, all groups, the world last.
+    """Finish the operations in flight on `group` and free it; without `group`, do so for all, the world last.
 
-    Every rank of the group calls it. The group refuses every operation afterwards. After the world is destroyed,
+    Every rank of the group calls it. Afterwards the group refuses every operation. Once the world is destroyed,
     init_process_group may be called again. The end of a ``with`` block of a group does the same.
 
     Parameters
@@ -355,7 +354,7 @@ def destroy_process_group(group: Group | None = None) -> None:
     DistError
         There is no world group.
     DistTimeoutError
-        Something is still in flight after the group's timeout; nothing is destroyed.
+        An operation is still in flight after the group's timeout; nothing is destroyed.
 
     Examples
     --------
@@ -390,7 +389,7 @@ def _forget(world: ProcessGroup) -> None:
 
 
 def replace_world(world: ProcessGroup) -> None:
-    """Make another group the world, with ranks of its own."""
+    """Make another group the world; its ranks become the global ranks."""
     global _world
     world.on_destroy = _forget
     _world = world
@@ -398,7 +397,7 @@ def replace_world(world: ProcessGroup) -> None:
 
 
 def _leave(pid: int) -> None:
-    """Wait for the other ranks, at the end of a program that has not destroyed its groups, as MPI_Finalize would."""
+    """Wait for the other ranks when a program ends without destroying its groups, as MPI_Finalize would."""
     if _world is not None and os.getpid() == pid and not mpi_library.is_finalized():
         _world.leave()
         if (reserve := failures.reserves.get(_world)) is not None:
@@ -410,10 +409,10 @@ def _leave(pid: int) -> None:
 
 
 def connect(group: ProcessGroup) -> None:
-    """Connect the GPUs of a new group now, if init was given their numbers."""
+    """Connect the GPUs of a new group now if init_process_group got a device_id."""
     if group.device_id is not None and "cuda" in group.config.device_map and "cuda" not in group.dispatcher.backends:
         device = group.dispatcher.backends["cuda"].connect()
-        if group.device_id == "auto" and isinstance(device, int):  # the groups made from this one have the same GPU
+        if group.device_id == "auto" and isinstance(device, int):  # groups made from this one use the same GPU
             group.device_id = device
 
 
@@ -455,14 +454,14 @@ def _device_number(device_id: Any, config: BackendConfig) -> int | Literal["auto
 
 
 def current_world() -> ProcessGroup:
-    """Return the world group; DistError before init_process_group."""
+    """Return the world group; raise DistError before init_process_group."""
     if _world is None:
         raise DistError("there is no process group: call hpccomm.init_process_group() first")
     return _world
 
 
 def member(group: Group | None) -> ProcessGroup:
-    """Return the group to call: the world for None. A NonMember is returned too: it answers every operation."""
+    """Return the group to call; None means the world. A NonMember is returned too, because it has every operation."""
     if group is None:
         return _world or current_world()
     if type(group) is not ProcessGroup and not isinstance(group, ProcessGroup):
@@ -480,7 +479,7 @@ if fastpath is not None:
 
 
 def member_of(operation: str, group: Group | None) -> ProcessGroup:
-    """Return the group to call, of which this process has to be a member."""
+    """Return the group to call; raise ValueError if this process is not a member."""
     group = member(group)
     if not isinstance(group, ProcessGroup):  # a NonMember
         raise ValueError(f"{operation}: this process is not a member of {group!r}{on_rank()}")
@@ -489,13 +488,13 @@ def member_of(operation: str, group: Group | None) -> ProcessGroup:
 
 class _WorldAttribute(type):
     @property
-    def WORLD(cls) -> ProcessGroup | Any:  # not None, which every program would have to rule out first
+    def WORLD(cls) -> ProcessGroup | Any:  # annotated without None, so that programs need no check for it
         """The world group, or None before init."""
         return _world
 
     @property
     def NON_GROUP_MEMBER(cls) -> NonMember:
-        """Equal to what new_group returns on ranks outside."""
+        """Equal to the result of new_group on ranks outside the group."""
         from ..core.non_member import NonMember
 
         return NonMember()

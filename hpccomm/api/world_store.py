@@ -1,7 +1,7 @@
-"""The places of the groups' stores: agreed on with the world, opened when a program first asks for a group's store.
+"""The addresses of the groups' stores: init agrees on them, and a store is opened when the program first asks for it.
 
-Rank 0 listens from the beginning, so any rank may open its store at any time, without the others; until then its
-thread sleeps. On one node it listens at no port (`master.listen_on_this_node`).
+Rank 0 listens from the beginning, so any rank may open its store at any time without the others. Until then rank 0's
+thread sleeps. On one node it does not listen on a port (`master.listen_on_this_node`).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 class Place:
-    """The place of a group's store: a part of the world's store."""
+    """The part of the world's store that belongs to one group."""
 
     def __init__(self, world: WorldStore, ranks: tuple[int, ...] = (), edition: int = 1) -> None:
         self._world = world
-        self._ranks = ranks  # the members; none: the world
-        self._edition = edition  # of the groups with these members, counted alike by all of them
-        self._made: Counter[int] = Counter()  # groups of the same ranks, by the hash of these
+        self._ranks = ranks  # the members; empty for the world
+        self._edition = edition  # numbers the groups with the same members; the same on all of them
+        self._made: Counter[int] = Counter()  # number of groups made so far, by the hash of their ranks
 
     def open(self, timeout: timedelta) -> Store:
         """Return the group's store."""
@@ -44,13 +44,13 @@ class Place:
         return store
 
     def of(self, ranks: Sequence[int]) -> Place:
-        """Return the place of the store of a new group of these ranks of the world."""
+        """Return the place for a new group of these ranks of the world."""
         members = tuple(ranks)
         self._made[hash(members)] += 1
         return Place(self._world, members, self._made[hash(members)])
 
     def without_the_dead(self, comm: Any, nodes: Sequence[int]) -> Place:
-        """Return the place of the store of the survivors' world; each of them calls it."""
+        """Return the place for the survivors' world; each survivor calls it."""
         return Place(self._world) if self._world.given is not None else agreed(comm, nodes)
 
     def close(self) -> None:
@@ -59,14 +59,14 @@ class Place:
 
 
 class WorldStore:
-    """The store of a world, opened once: the program's own, or that of rank 0."""
+    """The store of a world, opened once: the program's own or rank 0's."""
 
     def __init__(
         self,
-        given: Store | None = None,  # the program's
+        given: Store | None = None,  # the program's store
         where: tuple[str, int, bytes] | str | None = None,  # host, port and key; a file's path; None: one process
-        master: Master | None = None,  # of the store, on rank 0
-        problem: str = "",  # the reason why there is none
+        master: Master | None = None,  # the server, on rank 0
+        problem: str = "",  # the reason for having no store
         opened: Store | None = None,
     ) -> None:
         self.given = given
@@ -104,8 +104,8 @@ class WorldStore:
 def agreed(comm: Any, nodes: Sequence[int], method: Method | None = None) -> Place:
     """Return the place of the world's store; every rank of `comm` calls it.
 
-    Raises DistNetworkError or DistStoreError on every rank if the address or file of `method` can't be used. Where
-    hpccomm chooses, opening a store raises instead.
+    If the address or file of `method` can't be used, every rank raises DistNetworkError or DistStoreError. Without a
+    `method`, opening a store raises it later.
     """
     where = None if method is None else method.where
     if where is None and comm.Get_size() == 1:
@@ -113,7 +113,7 @@ def agreed(comm: Any, nodes: Sequence[int], method: Method | None = None) -> Pla
     homes = list(zip(nodes, comm.allgather(mpi_library.namespace("net")), strict=True))
     stranger = next((rank for rank, home in enumerate(homes) if home != homes[0]), None)
     peer = None if stranger is None else comm.bcast(os.uname().nodename, root=stranger)
-    told: Any = None  # its address or path, or an error
+    told: Any = None  # the store's address or path, or an error
     master = store = None
     if comm.Get_rank() == 0:
         try:
@@ -130,7 +130,7 @@ def agreed(comm: Any, nodes: Sequence[int], method: Method | None = None) -> Pla
             told = error
     told = comm.bcast(told)
     if stranger is not None:
-        comm.Barrier()  # MPI may send in its next call only, which a store.get that waits for the receivers would delay
+        comm.Barrier()  # MPI may send only in its next call, and a store.get that waits for the receivers delays that
     if not isinstance(told, (DistNetworkError, DistStoreError)):
         return Place(WorldStore(where=told, master=master, opened=store))
     if where is None:
@@ -139,12 +139,12 @@ def agreed(comm: Any, nodes: Sequence[int], method: Method | None = None) -> Pla
 
 
 def _tell_of_too_few_files(clients: int) -> None:
-    """Print what to type where this process may not have a file open for each client of its store."""
+    """Print what to type if this process may open too few files for the clients of its store."""
     import resource
 
     from ..process.stderr import tell
 
-    needed = clients + 256  # those of the program, and of strangers
+    needed = clients + 256  # files of the program, and connections of other processes
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard != resource.RLIM_INFINITY and hard < needed:
         tell(
