@@ -2099,26 +2099,26 @@ def halo_exchange(
 ) -> None:
     """Fill the ghost cells of local blocks with the cells of the neighbours in a grid.
 
-    Every rank of the grid calls it. In a time loop, :func:`halo_exchange_init` does the same and makes nothing anew.
+    Every rank of the grid calls it. In a time loop, :func:`halo_exchange_init` does the set-up only once.
 
     Parameters
     ----------
     arrays : array or list of arrays
-        Local blocks *with* their ghosts, of any layouts, shapes and dtypes; what goes to one neighbour travels in one
-        message.
+        Local blocks *with* their ghosts, of any layouts, shapes and dtypes. Each neighbour gets one message for all
+        arrays.
     grid : Grid
-        As :func:`new_grid` makes it.
+        A grid from :func:`new_grid`.
     width : int or sequence
-        How many ghosts there are on each side: a number; or for each axis of the grid a number or a pair, of those
-        before and those after the rank's own cells. The same on every rank.
+        The number of ghosts on each side: one number, or for each axis of the grid a number or a pair (ghosts before
+        and after the rank's own cells). The same on every rank.
     axes : sequence of int, optional
-        Which axes of the arrays are cut along those of the grid: ``axes=(1, 2)`` for ``field[channel, y, x]``. Default:
-        the first ones.
+        The axes of the arrays that are distributed over the grid's axes: ``axes=(1, 2)`` for ``field[channel, y, x]``.
+        Default: the first axes.
     corners : bool
-        True: edges and corners are filled too, straight from the ranks that own them. False: faces only.
+        True: fill edges and corners too, directly from the ranks that own them. False: fill only faces.
     async_op : bool
-        True: return a Work at once; until it is done, the ghosts may not be touched, and the cells beside them not be
-        written.
+        True: return a Work at once. Until it is done, don't touch the ghosts, and don't write to the cells beside
+        them.
 
     Returns
     -------
@@ -2128,17 +2128,17 @@ def halo_exchange(
     Raises
     ------
     ValueError
-        An array has fewer cells than ghosts, or fewer of its own than a neighbour has ghosts for them; `width` or
-        `axes` do not suit the grid; an array is read-only.
+        An array has fewer cells than ghosts, or fewer own cells than a neighbour's ghosts need; `width` or `axes` do
+        not fit the grid; an array is read-only.
     TypeError
-        `grid` is no Grid; a dtype or an argument is of a wrong kind.
+        `grid` is not a Grid, or a dtype or an argument has a wrong type.
     DistBackendError
-        A neighbour's block does not have the size that this rank's has (`halo_exchange_init` says so in advance).
+        A neighbour's block has another size than this rank's (`halo_exchange_init` detects that in advance).
 
     Notes
     -----
-    Ghosts at a border of the grid that is not periodic stay as they are. Along a periodic axis with one rank, a block
-    is its own neighbour.
+    Ghosts at a non-periodic border of the grid keep their values. Along a periodic axis with one rank, a block is its
+    own neighbour.
 
     Examples
     --------
@@ -2191,13 +2191,13 @@ def halo_accumulate(
     corners: bool = ...,
     async_op: Literal[False] = ...,
 ) -> None:
-    """Add the ghost cells of local blocks to the cells of the neighbours that own them: the reverse of `halo_exchange`.
+    """Add the ghost cells of local blocks to the neighbours' cells that they stand for: the reverse of `halo_exchange`.
 
-    For particles that deposit into the cells around them, and for finite elements. The ghosts stay as they are; those
-    beyond a border that is not periodic belong to nobody. What several ranks give to one cell is added in an order that
-    does not change from run to run.
+    Use it for particles that deposit into the cells around them, and for finite elements. The ghosts keep their values;
+    ghosts beyond a non-periodic border are ignored. Contributions of several ranks to one cell are added in the same
+    order in every run.
 
-    Arguments and errors are those of :func:`halo_exchange`; and a dtype without a sum (dates, text, records) is a
+    Arguments and errors are those of :func:`halo_exchange`. A dtype without a sum (dates, text, records) raises
     TypeError.
 
     Returns
@@ -2255,23 +2255,23 @@ def redistribute(
     group: Group | None = ...,
     async_op: Literal[False] = ...,
 ) -> None:
-    """Bring a global array from one layout to another: each rank has a box of it, and gets another one.
+    """Change the layout of a global array: each rank has one box of it, and receives another one.
 
-    From slabs to pencils, as Fourier transforms need it; a transpose over all ranks; blocks to blocks with ghosts.
-    Every rank of the group calls it, and gives what its own arrays hold.
+    It changes slabs to pencils for Fourier transforms, transposes over all ranks, or changes blocks to blocks with
+    ghosts. Every rank of the group calls it with the boxes of its own arrays.
 
     Parameters
     ----------
     output, input : array
-        What this rank gets and what it has, of one dtype and any layout. Their last axes are those of the boxes; axes
-        before these are the same on every rank, and stay as they are. They may share memory.
+        The array to fill and this rank's part of the global array, with the same dtype and any layouts. Their last axes
+        are those of the boxes. Leading axes are the same on every rank, and are not split. They may share memory.
     output_box, input_box : tuple of slice
-        Where they are in the global array: a start and a stop for each axis; :func:`block` helps. Outputs may overlap.
-        So may inputs: a cell that several ranks have comes from the lowest of them. An empty box is nothing.
+        Positions in the global array: a start and a stop for each axis; :func:`block` helps. Outputs may overlap, and
+        inputs too: if several ranks have a cell, it comes from the lowest of them. A box may be empty.
     group : ProcessGroup, optional
         Default: the world.
     async_op : bool
-        True: return a Work at once; until it is done, neither array may be touched.
+        True: return a Work at once. Don't touch either array until it is done.
 
     Returns
     -------
@@ -2281,10 +2281,10 @@ def redistribute(
     Raises
     ------
     ValueError
-        On every rank: an array does not have the shape of its box, boxes have not the same number of axes, or a cell
-        of an output is in no input (the message names it).
+        An array does not have the shape of its box, boxes have different numbers of axes, or no input has a cell of an
+        output (the message names it); on every rank.
     TypeError
-        A box is not made of slices; output and input have different dtypes.
+        A box is not made of slices, or output and input have different dtypes.
 
     Examples
     --------

@@ -1,1 +1,1 @@
-"""Grids of ranks, halos, and the redistribution of arrays."""
+"""Grids of ranks, halo exchange, and redistribution of arrays."""

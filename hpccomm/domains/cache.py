@@ -8,15 +8,14 @@ from weakref import WeakKeyDictionary
 
 T = TypeVar("T")
 
-MOST = 16  # of a group, of one kind: the last ones
+MOST = 16  # entries per group and kind; a new entry replaces the oldest
 _of_groups: WeakKeyDictionary[Any, dict[str, dict[Hashable, Any]]] = WeakKeyDictionary()
 
 
 def cached(group: Any, kind: str, key: Hashable, make: Callable[[], T]) -> T:
-    """Return what ``make()`` returns, or has returned for this key.
+    """Return the result of ``make()``, cached by `key`.
 
-    Where every rank of the group asks for this kind with the same keys in the same order, `make` is called on all of
-    them or on none.
+    If all ranks of the group look up the same keys of a kind in the same order, `make` runs on all of them or on none.
     """
     found = _of_groups.setdefault(group, {}).setdefault(kind, {})
     if key not in found:

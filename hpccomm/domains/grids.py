@@ -1,4 +1,4 @@
-"""Grids: groups whose ranks have coordinates, as MPI's Cartesian topologies (MPI-4.1 §8.5) and c10d's DeviceMesh."""
+"""Grids: groups whose ranks have coordinates, like MPI's Cartesian topologies (MPI-4.1 §8.5) and c10d's DeviceMesh."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PUBLIC = [
     "dims", "periodic", "names", "coords", "ndim", "shape", "mesh", "rank_of", "coords_of", "shift", "neighbours",
     "axis", "get_group", "get_local_rank", "get_coordinate",
 ]  # fmt: skip
-MOST_AXES = 8  # whose parts are 254 groups
+MOST_AXES = 8  # such a grid has 254 parts, and each is a group
 
 
 def new_grid(
@@ -44,26 +44,26 @@ def new_grid(
     on_timeout: str | None = None,
     reorder: str | None = None,
 ) -> Grid:
-    """Make a group of the ranks of `group` that have coordinates: MPI_Cart_create (MPI-4.1 §8.5.1).
+    """Arrange the ranks of `group` in a grid with coordinates: MPI_Cart_create (MPI-4.1 §8.5.1).
 
-    Every rank of `group` calls it. The groups of its axes and planes are made with it: ``grid["x"]``.
+    Every rank of `group` calls it. The call also makes a group for each axis and plane: ``grid["x"]``.
 
     Parameters
     ----------
     dims : int or sequence of int
-        The number of ranks along each axis; 0: chosen, as near as possible to those of the others that are chosen
+        The number of ranks along each axis. hpccomm chooses those that are 0, as close to each other as possible
         (MPI_Dims_create).
     periodic : bool or sequence of bool
-        Whether the last rank along an axis is a neighbour of the first: one for all axes, or one for each.
+        True if the last rank along an axis is a neighbour of the first: one value for all axes, or one for each.
     names : sequence of str, optional
-        Of the axes; ``"yx"`` is the same as ``("y", "x")``. Default: they have numbers only.
+        The names of the axes; ``"yx"`` is the same as ``("y", "x")``. Default: axes have only numbers.
     group : ProcessGroup, optional
-        Whose ranks. Default: the world.
+        The group whose ranks form the grid. Default: the world.
     timeout, backend, group_desc, on_timeout
         As for :func:`new_group`; the default is that of `group`.
     reorder : "node", optional
-        Give the ranks of a node a block of the grid, where so fewer neighbours are on different nodes. Default: the
-        ranks are in the order of `group`, the last coordinate changes fastest.
+        Give each node a block of the grid if fewer neighbours are on different nodes then. Default: the ranks keep the
+        order of `group`, and the last coordinate changes fastest.
 
     Returns
     -------
@@ -72,10 +72,10 @@ def new_grid(
     Raises
     ------
     ValueError
-        The product of `dims` is not the number of ranks (the message names shapes that fit), there are not as many
-        `periodic` or `names` as axes, or a name is given twice.
+        The product of `dims` is not the number of ranks (the message names shapes that fit), `periodic` or `names` does
+        not have one item per axis, or a name is given twice.
     TypeError
-        Of `dims` something is no integer, or of `names` no string.
+        An item of `dims` is not an integer, or an item of `names` is not a string.
     DistError
         `group` has been destroyed.
 
@@ -115,12 +115,12 @@ def new_grid(
 def init_device_mesh(
     device_type: str, mesh_shape: Sequence[Integer], mesh_dim_names: Sequence[str] | None = None
 ) -> Grid:
-    """Make a grid of all ranks, as c10d's function of this name: ``new_grid(mesh_shape, names=mesh_dim_names)``.
+    """Make a grid of all ranks, like c10d's function of this name: ``new_grid(mesh_shape, names=mesh_dim_names)``.
 
     Parameters
     ----------
     device_type : str
-        The device of the arrays, ``"cpu"`` or ``"cuda"``; the world has a backend for it.
+        The device of the arrays, ``"cpu"`` or ``"cuda"``; the world must have a backend for it.
     mesh_shape : sequence of int
         The number of ranks along each axis.
     mesh_dim_names : sequence of str, optional
@@ -129,13 +129,13 @@ def init_device_mesh(
     Returns
     -------
     Grid
-        With the methods of a DeviceMesh: ``mesh["dp"]``, `get_group`, `get_local_rank`, `get_coordinate`, `ndim`,
+        It has these members of a DeviceMesh: ``mesh["dp"]``, `get_group`, `get_local_rank`, `get_coordinate`, `ndim`,
         `shape`, `mesh`.
 
     Raises
     ------
     ValueError, TypeError
-        As :func:`new_grid`; or the world has no backend for the device.
+        As for :func:`new_grid`, or the world has no backend for the device.
 
     Examples
     --------
@@ -153,38 +153,38 @@ def init_device_mesh(
 
 
 class Layout(NamedTuple):
-    """What a grid is, without its ranks."""
+    """The shape of a grid, without its ranks."""
 
     dims: tuple[int, ...]
     periodic: tuple[bool, ...]
     names: tuple[str, ...] | None
 
     def of(self, axes: Sequence[int]) -> Layout:
-        """Return that of some of its axes."""
+        """Return the layout of some of the axes."""
         names = None if self.names is None else tuple(self.names[axis] for axis in axes)
         return Layout(tuple(self.dims[axis] for axis in axes), tuple(self.periodic[axis] for axis in axes), names)
 
 
 class Grid(ProcessGroup):
-    """A group whose ranks stand on a grid: every operation takes it as ``group=``.
+    """A group whose ranks have coordinates in a grid. Every operation accepts it as ``group=``.
 
-    Programs get one from :func:`new_grid`, and from :meth:`ProcessGroup.on` with a communicator that has a Cartesian
-    topology. The last coordinate changes fastest from rank to rank. ``grid["x"]`` are the ranks along the axis x
-    through this one, ``grid["y", "x"]`` those of a plane, in the order of the grid's axes: grids again, which were made
-    with this one and are destroyed with it. An axis is named, or its number. Ranks are ranks *in the grid*, which
-    methods take, and functions as `group_dst` and `group_src`.
+    Make one with :func:`new_grid`, or with :meth:`ProcessGroup.on` and a communicator that has a Cartesian topology.
+    The last coordinate changes fastest from rank to rank. ``grid["x"]`` is the group of the ranks along axis x through
+    this rank, ``grid["y", "x"]`` the group of its plane, with axes in the grid's order. These parts are grids too, made
+    and destroyed with this one. Axes are given by name or number. Methods take and return ranks *in the grid*;
+    functions take them as `group_dst` and `group_src`.
 
-    It has what c10d's ``DeviceMesh`` has of it: `ndim`, `shape`, `mesh`, `get_group`, `get_local_rank`,
-    `get_coordinate`. (`size` is a number, as of every group.)
+    It has these members of c10d's ``DeviceMesh``: `ndim`, `shape`, `mesh`, `get_group`, `get_local_rank`,
+    `get_coordinate`. (`size` is a number, as in every group.)
 
     Attributes
     ----------
     dims : tuple of int
         The number of ranks along each axis.
     periodic : tuple of bool
-        Of each axis, whether its last rank is a neighbour of its first.
+        For each axis, True if its last rank is a neighbour of its first.
     names : tuple of str or None
-        Of the axes, if they have any.
+        The names of the axes, if they have any.
     coords : tuple of int
         This rank's coordinates.
 
@@ -211,16 +211,16 @@ class Grid(ProcessGroup):
     # -- ranks and coordinates -----------------------------------------------------------------------
 
     def coords_of(self, rank: Integer) -> tuple[int, ...]:
-        """Return the coordinates of a rank of the grid: MPI_Cart_coords. ValueError if there is no such rank."""
+        """Return the coordinates of a rank in the grid: MPI_Cart_coords. Raise ValueError if there is no such rank."""
         number = checks.integer("coords_of: rank", rank)
         if not 0 <= number < self.size:
             raise ValueError(f"coords_of: rank is {number}; {self!r} has ranks 0 to {self.size - 1}{on_rank()}")
         return tuple(int(each) for each in np.unravel_index(number, self.dims))
 
     def rank_of(self, coords: Sequence[Integer]) -> int:
-        """Return the rank of the grid at some coordinates: MPI_Cart_rank; along a periodic axis they wrap around.
+        """Return the rank at given coordinates: MPI_Cart_rank; they wrap around along a periodic axis.
 
-        ValueError if they are not as many as the axes, or outside along an axis that is not periodic.
+        Raise ValueError if there is not one coordinate per axis, or if one is outside the grid along another axis.
         """
         place = [checks.integer("rank_of: a coordinate", each) for each in coords]
         if len(place) != self.ndim:
@@ -231,7 +231,7 @@ class Grid(ProcessGroup):
         return rank
 
     def at(self, place: Sequence[int]) -> int | None:
-        """Return the rank at some coordinates; None if they are outside."""
+        """Return the rank at given coordinates; None if they are outside the grid."""
         rank = 0
         for coordinate, size, wraps in zip(place, *self.layout[:2]):
             if not 0 <= coordinate < size and not wraps:
@@ -240,13 +240,13 @@ class Grid(ProcessGroup):
         return rank
 
     def shift(self, axis: Integer | str, by: Integer = 1) -> tuple[int, int]:
-        """Return the ranks of the grid that are `by` before and after this one along an axis: MPI_Cart_shift.
+        """Return the ranks `by` steps before and after this one along an axis: MPI_Cart_shift.
 
         Returns
         -------
         source, destination : int
-            What each rank sends `destination`, it gets from `source`. MPI.PROC_NULL beyond a border: messages to and
-            from it are none.
+            If every rank sends to its `destination`, this rank receives from `source`. Beyond a border the rank is
+            MPI.PROC_NULL; messages to and from it do nothing.
         """
         along, steps = self.axis(axis), checks.integer("shift: by", by)
         mpi = mpi_library.load()
@@ -257,14 +257,14 @@ class Grid(ProcessGroup):
         return found[0], found[1]
 
     def neighbours(self) -> list[int]:
-        """Return the ranks beside this one: of each axis the one before and the one after, or MPI.PROC_NULL.
+        """Return the ranks before and after this one along each axis; MPI.PROC_NULL beyond a border.
 
-        In the order of MPI's neighbourhood collectives (MPI-4.1 §8.6).
+        They have the order of MPI's neighbourhood collectives (MPI-4.1 §8.6).
         """
         return [rank for axis in range(self.ndim) for rank in self.shift(axis)]
 
     def peer(self, operation: str, argument: str, global_rank: Integer | None, group_rank: Integer | None) -> int:
-        """Return the group rank, as every group does; of messages it may be what `shift` returns at a border."""
+        """Return the group rank, as in every group; for messages it may also be MPI.PROC_NULL."""
         if operation in TO_NOBODY and global_rank is None and group_rank == mpi_library.load().PROC_NULL:
             return int(group_rank)  # type: ignore[arg-type]
         return super().peer(operation, argument, global_rank, group_rank)
@@ -272,7 +272,7 @@ class Grid(ProcessGroup):
     # -- axes ------------------------------------------------------------------------------------------
 
     def axis(self, axis: Integer | str) -> int:
-        """Return the number of an axis, which is given by its name or its number; ValueError if there is none."""
+        """Return the number of an axis, given by name or number; raise ValueError if there is no such axis."""
         names = self.names or ()
         if isinstance(axis, str):
             if axis not in names:
@@ -293,7 +293,7 @@ class Grid(ProcessGroup):
         return self._parts[chosen]
 
     def make_parts(self) -> None:
-        """Make the groups of its axes and planes; every rank of the grid calls it."""
+        """Make the groups of the axes and planes; every rank of the grid calls it."""
         for count in range(1, self.ndim):
             for axes in combinations(range(self.ndim), count):
                 self._parts[axes] = self._part(axes)
@@ -321,7 +321,7 @@ class Grid(ProcessGroup):
         part.on_destroy = self.children.remove
         return part
 
-    # -- as c10d's DeviceMesh ----------------------------------------------------------------------------
+    # -- members of c10d's DeviceMesh --------------------------------------------------------------------
 
     @property
     def ndim(self) -> int:
@@ -335,15 +335,15 @@ class Grid(ProcessGroup):
 
     @property
     def mesh(self) -> np.ndarray:
-        """The global ranks, as an array of the grid's shape."""
+        """The global ranks, as an array with the grid's shape."""
         return np.array(self.ranks).reshape(self.dims)
 
     def get_group(self, mesh_dim: Integer | str | None = None) -> Grid:
-        """Return the ranks along an axis through this one, ``grid[mesh_dim]``; of one axis alone the grid itself."""
+        """Return the group of the ranks along an axis through this rank: ``grid[mesh_dim]``."""
         return self[self._only(mesh_dim)]
 
     def get_local_rank(self, mesh_dim: Integer | str | None = None) -> int:
-        """Return this rank's coordinate along an axis, which may be left out where there is one only."""
+        """Return this rank's coordinate along an axis; a grid with one axis needs no `mesh_dim`."""
         return self.coords[self._only(mesh_dim)]
 
     def get_coordinate(self) -> list[int]:
@@ -369,7 +369,7 @@ def _subsets(axes: Iterable[int]) -> list[tuple[int, ...]]:
 
 
 def on_cartesian(comm: Any, fields: Mapping[str, Any]) -> Grid:
-    """Return the grid of the fields of a group on a communicator with a Cartesian topology; every rank calls it."""
+    """Make a grid from a communicator with a Cartesian topology and a group's fields; every rank calls it."""
     dims, periodic, _ = comm.Get_topo()
     layout = Layout(tuple(dims), tuple(map(bool, periodic)), None)
     grid = make_group(kind=partial(Grid, layout), **fields)
@@ -379,7 +379,7 @@ def on_cartesian(comm: Any, fields: Mapping[str, Any]) -> Grid:
 
 
 def links_between(places: np.ndarray, periodic: Sequence[bool]) -> int:
-    """Return the number of neighbours in a grid that have different numbers (of nodes)."""
+    """Return the number of pairs of neighbours in a grid that are on different nodes."""
     links = 0
     for axis, wraps in enumerate(periodic):
         if places.shape[axis] > 1:
@@ -389,10 +389,10 @@ def links_between(places: np.ndarray, periodic: Sequence[bool]) -> int:
 
 
 def on_nodes(nodes: Sequence[int], layout: Layout) -> list[int]:
-    """Return the ranks in a new order, in which the fewest neighbours are on different nodes.
+    """Return the order of ranks that places the fewest neighbours on different nodes.
 
-    Each node gets a block of the grid. Where the nodes have different numbers of ranks, or no block fits, the order
-    stays as it is.
+    Each node gets a block of the grid. If nodes have different numbers of ranks, or no block fits, the order stays the
+    same.
     """
     dims, periodic, _ = layout
     unchanged = list(range(len(nodes)))
@@ -403,7 +403,7 @@ def on_nodes(nodes: Sequence[int], layout: Layout) -> list[int]:
     best, fewest = unchanged, links_between(of_node.reshape(dims), periodic)
     for block in _blocks(len(members[0]), dims):
         outer = [size // part for size, part in zip(dims, block)]
-        # position (node's block, place in it) -> coordinates: interleave the axes of both
+        # (a node's block, position in the block) -> coordinates: interleave the axes of both
         order = np.array(members).reshape(*outer, *block)
         axes = [each for axis in range(len(dims)) for each in (axis, axis + len(dims))]
         ranks = order.transpose(axes).reshape(dims)
@@ -414,7 +414,7 @@ def on_nodes(nodes: Sequence[int], layout: Layout) -> list[int]:
 
 
 def _blocks(ranks: int, dims: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return the shapes of blocks of so many ranks that divide a grid."""
+    """Return the shapes of blocks with this number of ranks that divide a grid evenly."""
     if not dims:
         return [()] if ranks == 1 else []
     divisors = [part for part in range(1, dims[0] + 1) if dims[0] % part == 0 and ranks % part == 0]
@@ -422,7 +422,7 @@ def _blocks(ranks: int, dims: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def fitting(dims: Sequence[int], size: int) -> list[tuple[int, ...]]:
-    """Return shapes near `dims` that have `size` ranks: one for each axis that is chosen anew, and MPI's own."""
+    """Return shapes near `dims` with `size` ranks: `dims` with one axis changed, for each axis, and MPI's choice."""
     mpi = mpi_library.load()
     found = [tuple(mpi.Compute_dims(size, [0] * len(dims)))]
     for axis, given in enumerate(dims):
@@ -439,7 +439,7 @@ def _layout(
     periodic: bool | Sequence[bool],
     names: Sequence[str] | None,
 ) -> Layout:
-    """Return the layout of a grid of `size` ranks, having checked what was given."""
+    """Check the arguments and return the layout of a grid of `size` ranks."""
     rows = dims if isinstance(dims, (Sequence, np.ndarray)) else (dims,)
     given = tuple(checks.integer(f"{operation}: a number of dims", each) for each in rows)
     if not 1 <= len(given) <= MOST_AXES or min(given) < 0:

@@ -1,9 +1,9 @@
-"""Halos: which cells of a rank's arrays its neighbours in a grid need, and which of its own are copies of theirs.
+"""Halo exchange: copy a rank's border cells to its neighbours' ghost cells in a grid, or add ghosts to border cells.
 
-A message travels in a direction: -1, 0 or 1 along each axis of the grid. What travels +1 along an axis are a rank's
-last own cells, and they fill the ghosts before the first ones of the rank that gets them. Edges and corners travel
-along several axes at once, straight to the rank that needs them. So each ghost cell is of one message only, which is
-what makes it right to send them back, too (`accumulate`).
+A message travels in a direction: -1, 0 or 1 along each axis of the grid. In direction +1 along an axis, a rank sends
+its last own cells; they fill the ghosts before the receiver's first own cells. Edges and corners travel along several
+axes at once, directly to the rank that needs them. So each ghost cell belongs to one message only, and `accumulate` can
+send the ghosts back without adding a cell twice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .cache import cached
 from .grids import Grid
 
 Direction: TypeAlias = tuple[int, ...]
-Parts: TypeAlias = list[tuple[int, int, tuple[slice, ...]]]  # a rank, the number of an array, and an index of it
+Parts: TypeAlias = list[tuple[int, int, tuple[slice, ...]]]  # a rank, the number of an array, and an index into it
 
 
 def halo_exchange(
@@ -40,26 +40,26 @@ def halo_exchange(
 ) -> Work | None:
     """Fill the ghost cells of local blocks with the cells of the neighbours in a grid.
 
-    Every rank of the grid calls it. In a time loop, :func:`halo_exchange_init` does the same and makes nothing anew.
+    Every rank of the grid calls it. In a time loop, :func:`halo_exchange_init` does the set-up only once.
 
     Parameters
     ----------
     arrays : array or list of arrays
-        Local blocks *with* their ghosts, of any layouts, shapes and dtypes; what goes to one neighbour travels in one
-        message.
+        Local blocks *with* their ghosts, of any layouts, shapes and dtypes. Each neighbour gets one message for all
+        arrays.
     grid : Grid
-        As :func:`new_grid` makes it.
+        A grid from :func:`new_grid`.
     width : int or sequence
-        How many ghosts there are on each side: a number; or for each axis of the grid a number or a pair, of those
-        before and those after the rank's own cells. The same on every rank.
+        The number of ghosts on each side: one number, or for each axis of the grid a number or a pair (ghosts before
+        and after the rank's own cells). The same on every rank.
     axes : sequence of int, optional
-        Which axes of the arrays are cut along those of the grid: ``axes=(1, 2)`` for ``field[channel, y, x]``. Default:
-        the first ones.
+        The axes of the arrays that are distributed over the grid's axes: ``axes=(1, 2)`` for ``field[channel, y, x]``.
+        Default: the first axes.
     corners : bool
-        True: edges and corners are filled too, straight from the ranks that own them. False: faces only.
+        True: fill edges and corners too, directly from the ranks that own them. False: fill only faces.
     async_op : bool
-        True: return a Work at once; until it is done, the ghosts may not be touched, and the cells beside them not be
-        written.
+        True: return a Work at once. Until it is done, don't touch the ghosts, and don't write to the cells beside
+        them.
 
     Returns
     -------
@@ -69,17 +69,17 @@ def halo_exchange(
     Raises
     ------
     ValueError
-        An array has fewer cells than ghosts, or fewer of its own than a neighbour has ghosts for them; `width` or
-        `axes` do not suit the grid; an array is read-only.
+        An array has fewer cells than ghosts, or fewer own cells than a neighbour's ghosts need; `width` or `axes` do
+        not fit the grid; an array is read-only.
     TypeError
-        `grid` is no Grid; a dtype or an argument is of a wrong kind.
+        `grid` is not a Grid, or a dtype or an argument has a wrong type.
     DistBackendError
-        A neighbour's block does not have the size that this rank's has (`halo_exchange_init` says so in advance).
+        A neighbour's block has another size than this rank's (`halo_exchange_init` detects that in advance).
 
     Notes
     -----
-    Ghosts at a border of the grid that is not periodic stay as they are. Along a periodic axis with one rank, a block
-    is its own neighbour.
+    Ghosts at a non-periodic border of the grid keep their values. Along a periodic axis with one rank, a block is its
+    own neighbour.
 
     Examples
     --------
@@ -101,7 +101,7 @@ def halo_exchange_init(
 ) -> PersistentWork:
     """Set up a :func:`halo_exchange` of `arrays`, to be started again and again.
 
-    Every rank of the grid calls it. The ranks compare what they have: shapes that do not fit are one error on all.
+    Every rank of the grid calls it. The ranks compare their blocks: if shapes do not fit, all raise the same error.
 
     Parameters
     ----------
@@ -111,12 +111,12 @@ def halo_exchange_init(
     Returns
     -------
     PersistentWork
-        Between `start` and `wait` the cells inside may be computed, which need no ghosts.
+        Between `start` and `wait` the program may compute inner cells, which need no ghosts.
 
     Raises
     ------
     ValueError, TypeError
-        As :func:`halo_exchange`; and, on every rank, if blocks, dtypes or widths of two ranks do not fit together.
+        As for :func:`halo_exchange`, or two ranks' blocks, dtypes or widths do not fit together (on every rank).
 
     Examples
     --------
@@ -142,13 +142,13 @@ def halo_accumulate(
     corners: bool = True,
     async_op: bool = False,
 ) -> Work | None:
-    """Add the ghost cells of local blocks to the cells of the neighbours that own them: the reverse of `halo_exchange`.
+    """Add the ghost cells of local blocks to the neighbours' cells that they stand for: the reverse of `halo_exchange`.
 
-    For particles that deposit into the cells around them, and for finite elements. The ghosts stay as they are; those
-    beyond a border that is not periodic belong to nobody. What several ranks give to one cell is added in an order that
-    does not change from run to run.
+    Use it for particles that deposit into the cells around them, and for finite elements. The ghosts keep their values;
+    ghosts beyond a non-periodic border are ignored. Contributions of several ranks to one cell are added in the same
+    order in every run.
 
-    Arguments and errors are those of :func:`halo_exchange`; and a dtype without a sum (dates, text, records) is a
+    Arguments and errors are those of :func:`halo_exchange`. A dtype without a sum (dates, text, records) raises
     TypeError.
 
     Returns
@@ -173,7 +173,7 @@ def halo_accumulate_init(
     axes: Sequence[Integer] | None = None,
     corners: bool = True,
 ) -> PersistentWork:
-    """Set up a :func:`halo_accumulate` of `arrays`, to be started again and again; otherwise as `halo_exchange_init`.
+    """Set up a :func:`halo_accumulate` of `arrays`, to be started again and again; otherwise like `halo_exchange_init`.
 
     Returns
     -------
@@ -199,20 +199,20 @@ class Halo(NamedTuple):
     grid: Grid
     device: str
     views: list[Any]
-    axes: list[tuple[int, ...]]  # of each array, those that are cut along the axes of the grid
-    widths: tuple[tuple[int, int], ...]  # of each axis of the grid: ghosts before and after the own cells
+    axes: list[tuple[int, ...]]  # for each array: its axes that are distributed over the grid
+    widths: tuple[tuple[int, int], ...]  # for each axis of the grid: ghosts before and after the own cells
     corners: bool
-    parts: tuple[Parts, Parts] | None = None  # what is sent and received, once it has been worked out
-    again: Callable[[Pieces, Pieces], None] | None = None  # does a blocking exchange of these shapes
+    parts: tuple[Parts, Parts] | None = None  # the parts to send and receive, once worked_out() has run
+    again: Callable[[Pieces, Pieces], None] | None = None  # runs a blocking exchange of these shapes
 
     @property
     def adds(self) -> bool:
-        """Whether ghosts are sent back, to be added."""
+        """True if ghosts are sent back and added."""
         return self.name.startswith("halo_accumulate")
 
     @property
     def call(self) -> Call:
-        """The call, as it passes the dispatcher."""
+        """The call for the dispatcher."""
         arguments = self.views, self.widths, self.axes, self.corners
         return Call((self.name.removesuffix("_init"), self.device, self.views, arguments))
 
@@ -226,7 +226,7 @@ class Halo(NamedTuple):
         return dispatcher.run(self.call, async_op, step)
 
     def set_up(self) -> PersistentWork:
-        """Compare what the ranks have, and set the exchange up; every rank of the grid calls it."""
+        """Compare the ranks' blocks, and set up the exchange; every rank of the grid calls it."""
         facts: list[Any] = [None] * self.grid.size
         self.grid.all_gather_object(facts, self.facts())
         if fault := self.fault(facts):
@@ -237,27 +237,27 @@ class Halo(NamedTuple):
         )
 
     def own(self) -> list[tuple[int, ...]]:
-        """Return of each array how many cells along the axes of the grid are this rank's own."""
+        """Return for each array the number of this rank's own cells along the axes of the grid."""
         return [
             tuple(view.shape[axis] - sum(width) for axis, width in zip(axes, self.widths))
             for view, axes in zip(self.views, self.axes)
         ]
 
     def directions(self) -> Iterator[Direction]:
-        """Yield the directions of messages, in the order in which every rank sends and receives them."""
+        """Yield the directions of messages, in the order of every rank's sends and receives."""
         for direction in product((-1, 0, 1), repeat=self.grid.ndim):
             if any(direction) and (self.corners or sum(map(abs, direction)) == 1):
                 yield direction
 
     def pieces(self) -> tuple[Pieces, Pieces]:
-        """Return what is sent, and where what is received goes: pairs of a rank of the grid and a view."""
+        """Return the views to send and the views to receive into, each with the other rank in the grid."""
         sends, receives = self.parts or self.worked_out()
         return [(to, self.views[i][where]) for to, i, where in sends], [
             (of, self.views[i][where]) for of, i, where in receives
         ]
 
     def worked_out(self) -> tuple[Parts, Parts]:
-        """Return the ranks and parts of arrays of messages; ValueError if this rank has too few cells for them."""
+        """Return the parts to send and to receive; raise ValueError if this rank has too few cells."""
         if fault := self._own_fault(self.grid.rank, self.own()):
             raise ValueError(f"{self.name}: {fault}{on_rank()}")
         sends: Parts = []
@@ -265,7 +265,7 @@ class Halo(NamedTuple):
         of_own, of_ghosts = (receives, sends) if self.adds else (sends, receives)
         for direction in self.directions():
             back = tuple(-step for step in direction)
-            # of `accumulate` the direction is that in which the ghosts were filled
+            # for `accumulate`, this is the direction in which an exchange fills the ghosts
             for peer, cells, parts in (
                 (self._beside(direction), self._edge(direction), of_own),
                 (self._beside(back), self._ghosts(back), of_ghosts),
@@ -278,7 +278,7 @@ class Halo(NamedTuple):
         return self.grid.at(tuple(map(sum, zip(self.grid.coords, direction))))
 
     def _edge(self, direction: Direction) -> list[tuple[slice, ...]]:
-        """Return of each array the own cells that are sent in a direction."""
+        """Return for each array the own cells that are sent in a direction."""
 
         def along(size: int, step: int, low: int, high: int) -> slice:
             if step == 0:
@@ -288,7 +288,7 @@ class Halo(NamedTuple):
         return self._cells(direction, along)
 
     def _ghosts(self, direction: Direction) -> list[tuple[slice, ...]]:
-        """Return of each array the ghosts on one side."""
+        """Return for each array the ghosts on one side."""
 
         def along(size: int, step: int, low: int, high: int) -> slice:
             if step == 0:
@@ -309,7 +309,7 @@ class Halo(NamedTuple):
     # -- do the ranks fit together? -----------------------------------------------------------------
 
     def facts(self) -> dict[str, Any]:
-        """Return what the ranks compare."""
+        """Return the facts that the ranks compare."""
         others = [
             tuple(size for axis, size in enumerate(view.shape) if axis not in axes)
             for view, axes in zip(self.views, self.axes)
@@ -319,7 +319,7 @@ class Halo(NamedTuple):
         return {"own": self.own(), "others": others, **alike}
 
     def fault(self, facts: Sequence[dict[str, Any]]) -> str:
-        """Return what does not fit between the ranks, in words; "" if all does."""
+        """Describe the first mismatch between ranks; "" if there is none."""
         first = facts[0]
         for rank, other in enumerate(facts):
             for what, of in (("number of arrays", len), ("dtypes", list)):
@@ -334,7 +334,7 @@ class Halo(NamedTuple):
         return ""
 
     def _own_fault(self, rank: int, own: list[tuple[int, ...]]) -> str:
-        """Return where a rank has fewer cells than it needs, in words; "" if it has enough."""
+        """Describe the first axis along which a rank has too few cells; "" if it has enough."""
         for array, sizes in enumerate(own):
             for axis, (cells, (low, high)) in enumerate(zip(sizes, self.widths)):
                 along = f"along {in_words(self.grid, axis)}"
@@ -358,7 +358,7 @@ class Halo(NamedTuple):
         return self.grid.at(coords)
 
     def _difference(self, facts: Sequence[dict[str, Any]], rank: int) -> str:
-        """Return what does not fit between a rank and the next one along an axis, in words; "" if all does."""
+        """Describe the first mismatch between a rank and the next one along an axis; "" if there is none."""
         for axis in range(self.grid.ndim):
             following = self._along(rank, axis, 1)
             if following is None:
@@ -381,7 +381,7 @@ class Halo(NamedTuple):
 
 
 def in_words(grid: Grid, axis: int) -> str:
-    """Return an axis as text: its name, or its number."""
+    """Return an axis as text: its name or number."""
     return f"axis {grid.names[axis]!r}" if grid.names else f"axis {axis}"
 
 
@@ -394,13 +394,13 @@ def _begin(
     corners: bool,
     async_op: bool,
 ) -> Work | None:
-    """Check a call and begin it; what has been checked for arrays of these shapes and dtypes is kept."""
+    """Check a call and begin it; results of the checks are cached by shapes and dtypes."""
     views: list[Any] = list(arrays) if isinstance(arrays, (list, tuple)) else [arrays]
     if not isinstance(grid, Grid):
         return checked(name, arrays, grid, width, axes, corners).begin(async_op)
     if not all(type(view) is np.ndarray and view.flags.writeable for view in views):
         _, views = checks.array_list(name, "arrays", views)
-    # as texts: 1.0 and True equal 1
+    # as text, because 1.0 and True equal 1
     how = width if type(width) is int else str(width), None if axes is None else str(axes), bool(corners)
     key = name, how, *[(type(view), view.shape, view.dtype) for view in views]
     work_out = partial(_of_shapes, name, views, grid, width, axes, corners)
@@ -409,7 +409,7 @@ def _begin(
 
 
 def _of_shapes(*arguments: Any) -> tuple[Any, ...]:
-    """Return what of a halo depends on shapes and dtypes only, so that keeping it keeps no array."""
+    """Return the fields of a Halo that depend only on shapes and dtypes, so the cache keeps no array alive."""
     halo = checked(*arguments)
     halo = halo._replace(parts=halo.worked_out())
     again = halo.grid.dispatcher.backends[halo.device].repeated_exchange(*halo.pieces(), halo.adds)
@@ -424,7 +424,7 @@ def checked(
     axes: Sequence[Integer] | None,
     corners: bool,
 ) -> Halo:
-    """Return the halo of these arguments; TypeError or ValueError for what this rank can see to be wrong."""
+    """Return the Halo of these arguments; raise TypeError or ValueError for errors that this rank can detect alone."""
     if not isinstance(grid, Grid):
         raise TypeError(f"{name}: grid is {grid!r}; expected a Grid, of hpccomm.new_grid{on_rank()}")
     given = list(arrays) if isinstance(arrays, (list, tuple)) else [arrays]

@@ -1,7 +1,7 @@
-"""Redistribution: a global array, of which each rank has a box, from one layout of boxes to another.
+"""Redistribution: change the layout of a global array of which each rank has a box.
 
-The ranks tell each other their boxes. Then each rank works out what it gets, from whom: a cell that several ranks have
-comes from the lowest of them. The same steps for the ranks that want some of its cells tell it what it sends.
+The ranks exchange their boxes. Then each rank computes the parts to receive and their sources: if several ranks have a
+cell, it comes from the lowest of them. The same computation for its receivers gives the parts to send.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..core.operations import Operations
 
 Box: TypeAlias = tuple[tuple[int, int], ...]  # start and stop along each axis
-Parts: TypeAlias = list[tuple[int, tuple[Any, ...]]]  # of an array, as an index of it, with the other rank
+Parts: TypeAlias = list[tuple[int, tuple[Any, ...]]]  # the other rank, and an index into the array
 
 
 def redistribute(
@@ -39,23 +39,23 @@ def redistribute(
     group: Group | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Bring a global array from one layout to another: each rank has a box of it, and gets another one.
+    """Change the layout of a global array: each rank has one box of it, and receives another one.
 
-    From slabs to pencils, as Fourier transforms need it; a transpose over all ranks; blocks to blocks with ghosts.
-    Every rank of the group calls it, and gives what its own arrays hold.
+    It changes slabs to pencils for Fourier transforms, transposes over all ranks, or changes blocks to blocks with
+    ghosts. Every rank of the group calls it with the boxes of its own arrays.
 
     Parameters
     ----------
     output, input : array
-        What this rank gets and what it has, of one dtype and any layout. Their last axes are those of the boxes; axes
-        before these are the same on every rank, and stay as they are. They may share memory.
+        The array to fill and this rank's part of the global array, with the same dtype and any layouts. Their last axes
+        are those of the boxes. Leading axes are the same on every rank, and are not split. They may share memory.
     output_box, input_box : tuple of slice
-        Where they are in the global array: a start and a stop for each axis; :func:`block` helps. Outputs may overlap.
-        So may inputs: a cell that several ranks have comes from the lowest of them. An empty box is nothing.
+        Positions in the global array: a start and a stop for each axis; :func:`block` helps. Outputs may overlap, and
+        inputs too: if several ranks have a cell, it comes from the lowest of them. A box may be empty.
     group : ProcessGroup, optional
         Default: the world.
     async_op : bool
-        True: return a Work at once; until it is done, neither array may be touched.
+        True: return a Work at once. Don't touch either array until it is done.
 
     Returns
     -------
@@ -65,10 +65,10 @@ def redistribute(
     Raises
     ------
     ValueError
-        On every rank: an array does not have the shape of its box, boxes have not the same number of axes, or a cell
-        of an output is in no input (the message names it).
+        An array does not have the shape of its box, boxes have different numbers of axes, or no input has a cell of an
+        output (the message names it); on every rank.
     TypeError
-        A box is not made of slices; output and input have different dtypes.
+        A box is not made of slices, or output and input have different dtypes.
 
     Examples
     --------
@@ -86,7 +86,7 @@ def redistribute(
 def redistribute_init(
     output: Array, input: Array, output_box: Slices, input_box: Slices, group: Group | None = None
 ) -> PersistentWork:
-    """Set up a :func:`redistribute`, to be started again and again: the boxes are compared once.
+    """Set up a :func:`redistribute`, to be started again and again; ranks compare their boxes only once.
 
     Arguments and errors are those of :func:`redistribute`, the result is that of :func:`all_reduce_init`.
 
@@ -109,21 +109,21 @@ def redistribute_init(
 
 
 def block(n: Integer, parts: Integer, index: Integer) -> slice:
-    """Return the slice of one of `parts` nearly equal blocks of `n` cells, counted from 0.
+    """Return the slice of block `index` when `n` cells are divided into `parts` nearly equal blocks.
 
     Parameters
     ----------
     n : int
         Cells along an axis.
     parts : int
-        Ranks along it.
+        Ranks along the axis.
     index : int
-        This rank's number among them.
+        This rank's number among them, from 0.
 
     Returns
     -------
     slice
-        With a start and a stop; blocks differ by one cell at most.
+        A slice with a start and a stop. Sizes of blocks differ by at most one cell.
 
     Raises
     ------
@@ -144,10 +144,10 @@ def block(n: Integer, parts: Integer, index: Integer) -> slice:
 
 
 class Last:
-    """The last redistribution of a group: where every rank does the same again, a number is all that they compare."""
+    """The last redistribution of a group: if every rank repeats it, the ranks compare only its number."""
 
-    number = 0  # of those that were not the same as the one before
-    told: Any = None  # to the other ranks
+    number = 0  # counts redistributions that differ from the one before
+    told: Any = None  # this rank's arguments, as sent to the other ranks
     parts: tuple[Parts, Parts] = ([], [])
 
 
@@ -160,11 +160,11 @@ class Redistribution(NamedTuple):
     output: Any
     input: Any
     boxes: tuple[Box, Box]  # of the output, of the input
-    fault: str  # of the arguments; all ranks are told
+    fault: str  # an error in the arguments, which all ranks will raise
 
     @property
     def call(self) -> Call:
-        """The call, as it passes the dispatcher."""
+        """The call for the dispatcher."""
         arguments = self.output, self.input, *self.boxes
         return Call((self.name.removesuffix("_init"), self.device, self.output, arguments))
 
@@ -183,7 +183,7 @@ class Redistribution(NamedTuple):
         return dispatcher.set_up(self.call, step)
 
     def _agreed(self) -> tuple[Pieces, Pieces]:
-        """Return what is sent and received; raise on every rank if something does not fit."""
+        """Return the views to send and to receive into; raise on every rank if arguments do not fit."""
         batch = self.output.shape[: self.output.ndim - len(self.boxes[0])]
         mine = self.fault, self.boxes, self.device, str(self.output.dtype), batch
         last = cached(self.group, "last redistribution", self.name, Last)
@@ -201,7 +201,7 @@ class Redistribution(NamedTuple):
         return told
 
     def _compared(self, told: list[Any]) -> tuple[Parts, Parts]:
-        """Return what this rank sends and receives, after what the ranks have told each other."""
+        """Return the parts that this rank sends and receives, given the arguments of all ranks."""
         for rank, (fault, boxes, device, dtype, rows) in enumerate(told):
             if not fault and (len(boxes[0]), dtype, rows) != (len(told[0][1][0]), *told[0][3:]):
                 fault = (
@@ -215,7 +215,7 @@ class Redistribution(NamedTuple):
         return cached(self.group, "redistribute", all_boxes, partial(self._parts, all_boxes))
 
     def _parts(self, boxes: tuple[tuple[Box, Box], ...]) -> tuple[Parts, Parts]:
-        """Return which parts of its arrays this rank sends and receives; every rank has the same `boxes`."""
+        """Return the parts that this rank sends and receives; every rank has the same `boxes`."""
         layouts = Layouts(*zip(*boxes))
         missing: list[Any] = [None] * self.group.size
         self.group.all_gather_object(missing, layouts.missing(self.group.rank))
@@ -228,7 +228,7 @@ class Redistribution(NamedTuple):
 
 
 class Layouts:
-    """The boxes of all ranks: what they want, and what they have."""
+    """The output and input boxes of all ranks."""
 
     def __init__(self, outputs: Sequence[Box], inputs: Sequence[Box]) -> None:
         self._outputs, self._inputs = outputs, inputs
@@ -236,7 +236,7 @@ class Layouts:
         self._wanted, self._had = (np.array(boxes, np.int64).reshape(-1, axes, 2) for boxes in (outputs, inputs))
 
     def parts(self, rank: int) -> Iterator[tuple[int, Box]]:
-        """Yield what a rank gets: from whom, and which box; last, from -1, what nobody has."""
+        """Yield a rank's sources and the box from each; boxes that no rank has come last, with source -1."""
         left = [self._outputs[rank]] if size_of(self._outputs[rank]) else []
         for source in _meeting(self._had, self._wanted[rank]):
             rest = []
@@ -251,15 +251,15 @@ class Layouts:
         yield from ((-1, box) for box in left)
 
     def missing(self, rank: int) -> tuple[int, ...] | None:
-        """Return a cell that a rank wants and no rank has; None if there is none."""
+        """Return a cell of a rank's output that no rank has; None if there is none."""
         return next((tuple(start for start, _ in box) for source, box in self.parts(rank) if source < 0), None)
 
     def receives(self, rank: int) -> Parts:
-        """Return from whom a rank gets what, and where that is in its output."""
+        """Return a rank's sources, and the part of its output from each."""
         return [(source, _within(self._outputs[rank], box)) for source, box in self.parts(rank) if source >= 0]
 
     def sends(self, rank: int) -> Parts:
-        """Return to whom a rank sends what, and where that is in its input."""
+        """Return a rank's receivers, and the part of its input for each."""
         return [
             (receiver, _within(self._inputs[rank], box))
             for receiver in _meeting(self._wanted, self._had[rank])
@@ -281,7 +281,7 @@ def _common(one: Box, other: Box) -> Box | None:
 
 
 def _without(box: Box, part: Box) -> list[Box]:
-    """Return a box without a part of it, as boxes."""
+    """Return the boxes that make up `box` without `part`."""
     rest = []
     for axis, ((start, stop), (low, high)) in enumerate(zip(box, part)):
         for piece in ((start, low), (high, stop)):
@@ -291,7 +291,7 @@ def _without(box: Box, part: Box) -> list[Box]:
 
 
 def _within(box: Box, part: Box) -> tuple[Any, ...]:
-    """Return where a part of a box is, in an array that holds the box in its last axes."""
+    """Return the index of a part of a box, in an array whose last axes are the box."""
     return (..., *(slice(start - low, stop - low) for (start, stop), (low, _) in zip(part, box)))
 
 
@@ -303,7 +303,7 @@ def size_of(box: Box) -> int:
 def checked(
     name: str, group: Operations, output: Array, input: Array, output_box: Slices, input_box: Slices
 ) -> Redistribution:
-    """Return the redistribution of these arguments; TypeError or ValueError for what no rank could mean."""
+    """Return the redistribution of these arguments; raise TypeError or ValueError for a wrong type or device."""
     device, view = checks.writable(name, "output", output)
     device_in, given = checks.readable(name, "input", input)
     if device != device_in:
@@ -332,7 +332,7 @@ def _box(name: str, argument: str, given: Slices) -> Box:
 
 
 def _fault(rank: int, what: str, view: Any, box: Box) -> Iterator[str]:
-    """Yield what is wrong with an array and its box, in words."""
+    """Yield the error if an array does not have the shape of its box, in words."""
     sizes = tuple(max(0, stop - start) for start, stop in box)
     if any(start < 0 for start, _ in box):
         yield f"{what}_box of rank {rank} begins with a negative number: {in_words(box)}"
