@@ -1,1 +1,1 @@
-"""Sums whose bits do not depend on the number of ranks."""
+"""Sums that have the same bits on any number of ranks."""

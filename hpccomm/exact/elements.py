@@ -1,6 +1,6 @@
-"""Sums over the ranks, element by element, without rounding: a reduction with ReduceOp.REPRODUCIBLE_SUM.
+"""Exact sums over the ranks, element by element: reductions with ReduceOp.REPRODUCIBLE_SUM.
 
-Every element is a row of `rows.py`, and cut into digits at powers of two on which the ranks agree first.
+Every element is one row of `rows.py`. The ranks first agree on powers of two, at which elements are cut into digits.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 def reduce(group: Operations, call: Call, async_op: bool) -> Work | None:
-    """Do a reduction with REPRODUCIBLE_SUM; also with `async_op` the agreement on the digits waits for other ranks.
+    """Run a reduction with REPRODUCIBLE_SUM, on the host also for GPU arrays.
 
-    GPU arrays are added on the host.
+    The call waits for other ranks to agree on the digits, even with `async_op`.
     """
     if call.device not in ("cpu", "cuda", "rocm"):
         raise UnsupportedOperationError(
@@ -65,7 +65,7 @@ def reduce(group: Operations, call: Call, async_op: bool) -> Work | None:
 
 
 def _numbers(array: Any, part: np.dtype[Any]) -> Any:
-    """Return the elements as a flat array on the host, of complex numbers the two parts of each."""
+    """Return the elements as a flat array on the host; complex numbers become pairs of their parts."""
     host = array if isinstance(array, np.ndarray) else late(ON_THE_HOST)(array)
     return np.ascontiguousarray(host).reshape(-1).view(part)
 
@@ -78,13 +78,13 @@ def _write(output: Any, values: Any) -> None:
 
 
 def _agreed(backend: Backend, operation: str, inputs: Sequence[Any]) -> Bits:
-    """Return the largest bits of all ranks, whose arrays are alike."""
+    """Return the largest bits of all ranks; raise ValueError if sizes or dtypes differ between ranks."""
     sizes = [each.size for each in inputs]
     bits = np.max([bits_of(each, PRECISION[each.dtype.name]) for each in inputs], axis=0)
     code = zlib.crc32(f"{sizes} {inputs[0].dtype}".encode())
     message = np.array([*bits, code, -code], np.int64)
     work = backend.all_reduce(message, ReduceOp.MAX, False)
-    if work is not None:  # of a backend that has only asynchronous operations
+    if work is not None:  # the backend has only asynchronous operations
         work.wait()
     *agreed, largest, smallest = message.tolist()
     if largest != -smallest:

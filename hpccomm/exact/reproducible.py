@@ -1,7 +1,7 @@
-"""Sums that do not depend on the number of ranks: the same bits however the numbers are spread over them.
+"""Sums that have the same bits on any number of ranks, for any distribution of the numbers.
 
-They are added as integers, which have no rounding, and rounded once at the end (`exact/sums.py`). So every result
-is the floating-point number closest to the exact one.
+Numbers are added as integers without rounding, and the sum is rounded once (`exact/sums.py`). So every result is the
+floating-point number closest to the exact one.
 """
 
 from __future__ import annotations
@@ -29,40 +29,39 @@ if TYPE_CHECKING:
 
 
 def reproducible_sum(array: Array, axis: Integer | Sequence[Integer] | None = None, group: Group | None = None) -> Any:
-    """Add up all elements of all ranks' arrays; the same bits on any number of ranks, in any order, with any MPI.
+    """Sum all elements of all ranks' arrays, with the same bits on any number of ranks, in any order, with any MPI.
 
     Parameters
     ----------
     array : array
-        Array of any layout. Its dtype is the same on all ranks; where `axis` is None its shape need not be, and it may
-        be empty. A GPU array is copied to the host, and added there.
+        An array of any layout. Its dtype is the same on all ranks. If `axis` is None, its shape may differ, and it may
+        be empty. A GPU array is copied to the host and added there.
     axis : int or tuple of int, optional
-        The axes of the local arrays over which to sum, and then over the ranks; ``()`` sums over the ranks only. The
-        shape of what remains is the same on all ranks. Default: all axes.
+        The axes of the local arrays to sum over, besides the ranks; ``()`` sums over the ranks only. The remaining
+        shape is the same on all ranks. Default: all axes.
     group : ProcessGroup, optional
         Default: the world.
 
     Returns
     -------
     numpy scalar or numpy.ndarray
-        The number closest to the exact sum on every rank, on the host, in the dtype of `array`: an array of the axes
-        that remain, or a scalar if none does. Of integers and bool it is NumPy's, in int64 or uint64, which wraps
-        around.
+        The number closest to the exact sum, on every rank, on the host, in the dtype of `array`: an array of the
+        remaining axes, or a scalar if there are none. For integers and bool it is NumPy's sum in int64 or uint64, which
+        wraps around.
 
     Raises
     ------
     TypeError
-        There is no exact sum for the dtype of `array` (longdouble, datetimes ...), or it is no array.
+        There is no exact sum for the dtype of `array` (longdouble, datetimes ...), or `array` is not an array.
     ValueError
-        `array` has no such axis; or what remains of the ranks' arrays differs in shape or dtype: on all ranks.
+        `array` has no such axis; or the ranks' arrays differ in remaining shape or in dtype (on all ranks).
     UnsupportedOperationError
-        `array` is on another device than the host or a GPU; or this is inside a coalescing() block.
+        `array` is neither on the host nor on a GPU, or the call is inside a coalescing() block.
 
     Notes
     -----
-    nan, or inf and -inf together, give nan; a sum beyond the largest number is inf, while partial sums may well be
-    beyond it. A sum of 0 is +0.0. With `axis`, the ranks first agree on the exponents that occur: two messages instead
-    of one.
+    nan, or inf and -inf together, give nan. A sum beyond the largest number is inf, but partial sums may be beyond it.
+    A sum of 0 is +0.0. With `axis`, the ranks first agree on the range of exponents, which takes a second message.
 
     Examples
     --------
@@ -90,34 +89,34 @@ def reproducible_sum(array: Array, axis: Integer | Sequence[Integer] | None = No
 
 
 def reproducible_dot(x: Array, y: Array, group: Group | None = None) -> Any:
-    """Add up the products of all elements of all ranks' `x` and `y`; the same bits on any number of ranks.
+    """Sum the products of all elements of all ranks' `x` and `y`, with the same bits on any number of ranks.
 
     Parameters
     ----------
     x, y : array
-        Arrays of the same shape and dtype, which may differ in shape from those of other ranks. Complex numbers are
-        not conjugated: ``reproducible_dot(x.conj(), y)`` is NumPy's vdot.
+        Arrays of the same shape and dtype. Other ranks' arrays may have another shape. Complex numbers are not
+        conjugated: ``reproducible_dot(x.conj(), y)`` is NumPy's vdot.
     group : ProcessGroup, optional
         Default: the world.
 
     Returns
     -------
     numpy scalar
-        The number closest to the exact sum of the exact products, in the dtype of `x`, on every rank; of integers and
-        bool an int64 or uint64, which wraps around.
+        The number closest to the exact sum of the exact products, in the dtype of `x`, on every rank. For integers and
+        bool it is an int64 or uint64, which wraps around.
 
     Raises
     ------
     TypeError
-        As :func:`reproducible_sum`, or the dtypes differ.
+        As for :func:`reproducible_sum`, or the dtypes differ.
     ValueError
         The shapes differ.
     UnsupportedOperationError
-        As :func:`reproducible_sum`.
+        As for :func:`reproducible_sum`.
 
     Notes
     -----
-    A product that is not between 1e-289 and 1e+307 is made in Python: 1 us for each such element.
+    Products outside 1e-289 to 1e+307 are computed in Python, which takes 1 us for each.
 
     Examples
     --------
@@ -146,12 +145,12 @@ def reproducible_dot(x: Array, y: Array, group: Group | None = None) -> Any:
 
 
 def reproducible_norm(x: Array, group: Group | None = None) -> Any:
-    """Return the square root of the sum of the squares of all elements of all ranks' `x`; no bit depends on the ranks.
+    """Return the Euclidean norm of all elements of all ranks' `x`, with the same bits on any number of ranks.
 
     Parameters
     ----------
     x : array
-        Array of any shape, which may differ between ranks, and the same dtype on all. Integers and bool are
+        An array of any shape, which may differ between ranks. Its dtype is the same on all ranks. Integers and bool are
         converted to float64.
     group : ProcessGroup, optional
         Default: the world.
@@ -159,13 +158,13 @@ def reproducible_norm(x: Array, group: Group | None = None) -> Any:
     Returns
     -------
     numpy scalar
-        The number closest to the exact root of the exact sum, in the dtype of `x`, of complex numbers in that of their
-        parts, on every rank. Squares may be too large or too small for the dtype.
+        The number closest to the exact root of the exact sum, on every rank, in the dtype of `x` (for complex numbers,
+        the dtype of their parts). Squares may be too large or too small for the dtype.
 
     Raises
     ------
     TypeError, UnsupportedOperationError
-        As :func:`reproducible_sum`.
+        As for :func:`reproducible_sum`.
 
     Examples
     --------
@@ -197,7 +196,7 @@ def _host(operation: str, argument: str, array: Array) -> Any:
 
 
 def _ranks(operation: str, group: Group | None) -> int:
-    """Return the number of ranks; outside the group 0, with the warning of every operation. Refuse in a block."""
+    """Return the number of ranks; outside the group, warn and return 0. Raise inside a coalescing() block."""
     members = member(group)
     if isinstance(members, ProcessGroup):
         block = members.dispatcher.block
@@ -209,7 +208,7 @@ def _ranks(operation: str, group: Group | None) -> int:
 
 
 def _axes(operation: str, axis: Integer | Sequence[Integer] | None, dimensions: int) -> tuple[int, ...]:
-    """Return the axes counted from the first, in rising order."""
+    """Return the axes as sorted, non-negative numbers."""
     if axis is None:
         return tuple(range(dimensions))
     given = [checks.integer(f"{operation}: axis", each) for each in (axis if isinstance(axis, Sequence) else (axis,))]
@@ -231,7 +230,7 @@ def _over_ranks(integers: Any, group: Group | None) -> Any:
 
 
 def _rounded(sums: Sequence[ExactRows], dtype: np.dtype[Any], group: Group | None, of_roots: bool = False) -> Any:
-    """Add up all ranks' sums of one row, the parts of a number of `dtype`, in one message; round the result."""
+    """Add all ranks' `sums`, one for each part of a number of `dtype`, in one message; return the rounded number."""
     memories = _over_ranks(np.stack([each.memory for each in sums]), group)
     for each, memory in zip(sums, memories):
         each.memory[...] = memory
@@ -264,7 +263,7 @@ def _sum_over_axes(operation: str, values: Any, axes: tuple[int, ...], group: Gr
 def _agreed(
     operation: str, bits: list[Bits], shape: tuple[int, ...], dtype: np.dtype[Any], group: Group | None
 ) -> Bits:
-    """Return the largest `bits` of all ranks, which have the same shape and dtype."""
+    """Return the largest `bits` of all ranks; raise ValueError if shape or dtype differ between ranks."""
     code = zlib.crc32(f"{shape} {dtype}".encode())
     message = np.array([*np.max(bits, axis=0), code, -code], np.int64)
     all_reduce(message, "max", group)

@@ -1,7 +1,7 @@
-"""Sums without rounding, a row of numbers each: integers in digits, which all ranks can add up, and rounded once.
+"""Exact sums of rows of numbers: integers made of digits, which are added over all ranks and rounded once.
 
-The digits of a sum are int64, with so many bits free that those of all ranks can be added: by any backend, in any
-order (R. Hallberg, A. Adcroft: An order-invariant real-to-integer conversion sum, Parallel Computing 40, 2014).
+The digits of a sum are int64 with enough free bits to add the digits of all ranks, by any backend, in any order
+(R. Hallberg, A. Adcroft: An order-invariant real-to-integer conversion sum, Parallel Computing 40, 2014).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from .sums import (
     product_with_error,
 )
 
-Bits: TypeAlias = tuple[int, int, int]  # as `bits_of` returns them
-Parts: TypeAlias = tuple[int, list[tuple[int, int]]]  # where a sum ends, and integers with their exponents
+Bits: TypeAlias = tuple[int, int, int]  # the result of `bits_of`
+Parts: TypeAlias = tuple[int, list[tuple[int, int]]]  # the end of the summed part, and integers with their exponents
 
 try:
-    if fastpath is None:  # it is not wanted
+    if fastpath is None:  # compiled code is switched off
         raise ImportError
     from ..native._sums import add_rows, extent, product_sums, two_grid_sums
 except ImportError:
@@ -52,21 +52,21 @@ except ImportError:
         return None
 
 
-NARROW = 256  # columns of a chunk, where there are many rows
-FEW = 8  # sums, which are rounded in Python: for more, NumPy is faster
+NARROW = 256  # columns of a chunk of many rows
+FEW = 8  # up to so many sums are rounded in Python; NumPy is faster for more
 NOTHING: Bits = (-4096, -4096, 0)
 ANYTHING: Bits = (1024, -LAST_BIT, 1)
 ANY_PRODUCTS: Bits = (2048, -2 * LAST_BIT, 1)
-WIDEST = 53  # bits of a digit: those of a float64
-OF_A_ROW = 64 + WIDEST  # bits above its numbers: for the sum of 2^64 of them, and a digit for the sign
-TWO_GRIDS = 2 * (52 - SPARE) - 1  # bits of which two grids leave nothing
+WIDEST = 53  # bits of a digit at most, as in a float64
+OF_A_ROW = 64 + WIDEST  # bits above a row's numbers: for the sum of 2^64 of them, and a digit for the sign
+TWO_GRIDS = 2 * (52 - SPARE) - 1  # two grids cover so many bits without a remainder
 
 
 def bits_of(values: Any, precision: int = 53) -> Bits:
-    """Return three numbers for an array, of which the largest over all ranks are needed.
+    """Return the bit range of an array as three numbers; their maxima over all ranks hold for all arrays.
 
-    All values, of `precision` bits, are below 2^first and multiples of 2^-second; the third is 1 if something is not
-    finite.
+    All values, of `precision` bits, are below 2^first and multiples of 2^-second. The third number is 1 if a value is
+    not finite.
     """
     need_subnormals()
     first, second, third = NOTHING
@@ -89,7 +89,7 @@ def bits_of(values: Any, precision: int = 53) -> Bits:
 
 
 def _chunks(rows: Any) -> Iterator[tuple[slice, Any]]:
-    """Yield the numbers of some rows and some of their columns as contiguous float64, until there were all."""
+    """Yield all numbers as contiguous float64 chunks of some rows and columns, each with the slice of its rows."""
     count, columns = rows.shape
     if not rows.size:
         return
@@ -109,11 +109,11 @@ class ExactRows:
     count : int
         The number of rows.
     bits : tuple of int
-        ANYTHING, ANY_PRODUCTS, or the largest numbers that `bits_of` returns on any rank.
+        ANYTHING, ANY_PRODUCTS, or the maxima of the results of `bits_of` on all ranks.
     ranks : int
-        How many ranks' memory is added.
+        The number of ranks whose memory is added.
     above : int
-        The bits that a sum on one rank may have beyond those of its numbers.
+        The number of bits that a sum on one rank may have above its numbers.
     """
 
     def __init__(self, count: int, bits: Bits, ranks: int, above: int = OF_A_ROW) -> None:
@@ -125,7 +125,7 @@ class ExactRows:
         self.memory = np.zeros((size + 3 * self.has_specials, count), np.int64)
         self.digits, self.specials = self.memory[:size], self.memory[size:]
         self._fits_two_floats = size <= 2 and first + second + above + ranks.bit_length() <= self.width + WIDEST
-        self._many = 1 << (62 - self.width)  # additions for which a digit has room
+        self._many = 1 << (62 - self.width)  # additions before a digit may overflow
         self._additions = 0
 
     def add(self, rows: Any) -> None:
@@ -142,7 +142,7 @@ class ExactRows:
         self._carry()
 
     def add_products(self, x: Any, y: Any, is_subtracted: bool = False) -> None:
-        """Add the product of each two elements of arrays of one dimension and of the same size to the only row."""
+        """Add the products of the elements of two 1-D arrays of the same size to the only row."""
         for a, b in contiguous(x, y):
             if is_subtracted:
                 a = -a
@@ -160,14 +160,14 @@ class ExactRows:
         self._carry()
 
     def cut(self, values: Any) -> None:
-        """Take each element of a flat array as a row of its own."""
+        """Make each element of a flat array a row."""
         for start in range(0, values.size, PART):
             chosen = slice(start, start + PART)
             rest = values[chosen].astype(np.float64)
             if self.has_specials:
                 self.specials[:, chosen] = count_specials(rest[:, None])
                 rest[~np.isfinite(rest)] = 0.0
-            with np.errstate(all="ignore"):  # what is too small in it is not in this digit
+            with np.errstate(all="ignore"):  # underflow only affects bits below this digit
                 for i in reversed(range(len(self.digits))):
                     exponent = self.last_bit + self.width * i
                     digits = np.trunc(_scaled(rest, -exponent))
@@ -222,7 +222,7 @@ class ExactRows:
         self._add_row(error)
 
     def _without_rare(self, x: Any, y: Any, product: Any, is_exact: Any) -> tuple[Any, Any]:
-        """Add the products that `product_with_error` can't make, one at a time, and return the other factors."""
+        """Add the products that `product_with_error` can't compute exactly, one by one; return the other factors."""
         is_finite = np.isfinite(x) & np.isfinite(y)
         self.specials[:, 0] += count_specials(np.where(is_finite, 0.0, product))
         rare = ~is_exact & is_finite
@@ -234,7 +234,7 @@ class ExactRows:
         return np.where(is_exact, x, 0.0), np.where(is_exact, y, 0.0)
 
     def _add_integers(self, rows: slice | int, numbers: Any, exponent: int) -> None:
-        """Add numbers * 2^exponent, which are multiples of the last bit: an int64 for each row, or an int for one."""
+        """Add numbers * 2^exponent, multiples of the last bit: an int64 for each of `rows`, or an int for one row."""
         bit = exponent - self.last_bit
         if bit < 0:
             numbers, bit = numbers >> -bit, 0  # no digits are lost
@@ -248,7 +248,7 @@ class ExactRows:
             self._carry()
 
     def _carry(self) -> None:
-        """Bring all digits but the last, which has the sign, to -1 <= digit <= 2^width."""
+        """Carry, so that all digits except the last (which has the sign) are in -1 <= digit <= 2^width."""
         self._additions = 0
         for _ in range(2):
             carried = self.digits[:-1] >> self.width
@@ -256,7 +256,7 @@ class ExactRows:
             self.digits[1:] += carried
 
     def rounded(self, dtype: np.dtype[Any], of_roots: bool = False) -> Any:
-        """Return the numbers of `dtype` closest to the sums in the memory of all ranks, or to their square roots."""
+        """Return the numbers of `dtype` closest to the sums in `memory` (of all ranks), or to their square roots."""
         count = self.memory.shape[1]
         result = np.empty(count)
         with np.errstate(all="ignore"):
@@ -280,7 +280,7 @@ class ExactRows:
             return result.astype(dtype)
 
     def _add_two(self, sums: Any, dtype: np.dtype[Any]) -> Any:
-        """Add the two digits of each sum as float64, which has room for each of them: one rounding."""
+        """Add the two digits of each sum as float64, which holds each of them exactly: only one rounding."""
         if not len(sums):
             return 0.0
         low, high = sums[0], (sums[1] if len(sums) == 2 else np.int64(0)) + (sums[0] >> self.width)
@@ -292,27 +292,27 @@ class ExactRows:
         return total * 2.0**self.last_bit
 
     def _all_closest(self, sums: Any, dtype: np.dtype[Any]) -> Any:
-        """Return the float64 closest to each sum; for a smaller dtype one that rounds to what is closest there.
+        """Return the float64 closest to each sum; for a smaller dtype, one that rounds to its closest number.
 
-        That is the next one whose last bit is set, where digits are lost (S. Boldo, G. Melquiond: Emulation of a FMA
-        and correctly rounded sums, IEEE Transactions on Computers 57, 2008).
+        If bits are lost, that is the neighbour with the last bit set (S. Boldo, G. Melquiond: Emulation of a FMA and
+        correctly rounded sums, IEEE Transactions on Computers 57, 2008).
         """
         width, precision = self.width, PRECISION[dtype.name]
-        digits = np.zeros((len(sums) + 3, sums.shape[1]), np.int64)  # two below, so that each has three, and a sign
+        digits = np.zeros((len(sums) + 3, sums.shape[1]), np.int64)  # two below: each sum has three; one for the sign
         digits[2:-1] = sums
         _carry_all(digits, width)
         is_negative = digits[-1] < 0
         np.negative(digits, where=is_negative, out=digits)
         _carry_all(digits, width)
         is_set = digits != 0
-        top = len(digits) - 1 - is_set[::-1].argmax(axis=0)  # 0 has the last digit, of which nothing is used
+        top = len(digits) - 1 - is_set[::-1].argmax(axis=0)  # for a sum of 0 it is the last digit, which is unused
         high, middle, low = (np.take_along_axis(digits, top[None] - i, axis=0)[0].view(np.uint64) for i in range(3))
-        bits = np.frexp(high.astype(np.float64))[1].astype(np.uint64)  # of high
+        bits = np.frexp(high.astype(np.float64))[1].astype(np.uint64)  # the bits of high
         word = high << (64 - bits)
         lost = (is_set.argmax(axis=0) < top - 2) & (high > 0)
         for digit, shift in ((middle, bits), (low, bits + width)):
             digit <<= 64 - width
-            moved = digit >> shift  # 0 from 64 bits on
+            moved = digit >> shift  # 0 for shifts of 64 or more
             lost |= moved << shift != digit
             word |= moved
         dropped = 64 - (precision + 3) if precision < 53 else 0
@@ -324,7 +324,7 @@ class ExactRows:
 
 
 def _carry_all(digits: Any, width: int) -> None:
-    """Bring all digits but the last, which has the sign, to 0 <= digit < 2^width."""
+    """Carry, so that all digits except the last (which has the sign) are in 0 <= digit < 2^width."""
     for lower, upper in pairwise(digits):
         upper += lower >> width
         lower &= (1 << width) - 1
@@ -338,7 +338,7 @@ def _scaled(values: Any, exponent: int) -> Any:
 
 
 def _make_odd(values: Any, lost: Any) -> None:
-    """Where digits were lost in rounding, take that neighbour of the exact number whose last bit is set."""
+    """Replace each value that lost bits in rounding by the neighbour of the exact number with the last bit set."""
     bits = values.view(np.int64)
     is_even = (lost != 0) & (bits & 1 == 0)
     is_below = (lost > 0) == (values > 0)
@@ -347,7 +347,7 @@ def _make_odd(values: Any, lost: Any) -> None:
 
 
 def _closest(number: int, last_bit: int, precision: int) -> float:
-    """Return, of number * 2^last_bit, what `ExactRows._all_closest` returns."""
+    """Round number * 2^last_bit like `ExactRows._all_closest`."""
     if precision < 53:
         dropped = max(number.bit_length() - precision - 3, 0)
         number = number >> dropped | (number & ((1 << dropped) - 1) != 0)
@@ -359,8 +359,8 @@ def _closest(number: int, last_bit: int, precision: int) -> float:
 
 
 def _closest_root(number: int, last_bit: int, precision: int) -> float:
-    """Return the same of the square root; `last_bit` is even."""
+    """Round the square root of number * 2^last_bit like `_closest`; `last_bit` is even."""
     shift = max(128 - number.bit_length(), 0) // 2 * 2
     root = isqrt(number << shift)
-    odd = 2 * root + (root * root != number << shift)  # more bits than any dtype, the last one for all that follow
+    odd = 2 * root + (root * root != number << shift)  # more bits than any dtype; the last is set if others are lost
     return _closest(odd, (last_bit - shift) // 2 - 1, precision)

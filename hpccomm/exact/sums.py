@@ -1,9 +1,9 @@
-"""Sums without rounding: floating-point numbers as integers at fixed powers of two, which have one sum in any order.
+"""Exact sums: floating-point numbers as integers at fixed powers of two, which have the same sum in any order.
 
-``(x + M) - M`` with M = 1.5 * 2^k rounds x to a multiple of 2^(k-52), the *grid*; what is left over goes to the next
-grid, 49 bits below, until nothing is (J. Demmel, H. D. Nguyen: Parallel Reproducible Summation, IEEE Transactions on
-Computers 64, 2015, who stop after some grids). All x + M have the exponent of M, so that their bits as integers are
-bits(M) + x / 2^(k-52): these are summed, and taken together in `rows.py`.
+``(x + M) - M`` with M = 1.5 * 2^k rounds x to a multiple of 2^(k-52), the *grid*. The remainder goes to the next grid,
+49 bits below, until it is zero (J. Demmel, H. D. Nguyen: Parallel Reproducible Summation, IEEE Transactions on
+Computers 64, 2015; their algorithm stops after some grids). All x + M have the exponent of M, so their bits as integers
+are bits(M) + x / 2^(k-52). This file sums these integers, and `rows.py` combines the sums of all grids.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ import numpy as np
 
 from ..errors import DistError, on_rank
 
-CHUNK = 1 << 14  # elements at once, so that three copies stay in the cache
-PART = CHUNK // 2  # likewise where many temporary arrays are made: so small that malloc keeps their memory
-SPARE = 3  # bits: of CHUNK elements below 2^(k-1-SPARE) the sum fits in 63 bits
-LAST_BIT = -1074  # of float64: 2^-1074 is its smallest number
-HUGE = 2.0**1000  # from here on x + M might overflow
+CHUNK = 1 << 14  # elements at once: three copies of them stay in the cache
+PART = CHUNK // 2  # elements at once with many temporary arrays: small enough for malloc to reuse their memory
+SPARE = 3  # bits: the sum of CHUNK elements below 2^(k-1-SPARE) fits in 63 bits
+LAST_BIT = -1074  # 2^-1074 is the smallest float64
+HUGE = 2.0**1000  # x + M might overflow from here on
 SMALLEST = [2.0**LAST_BIT, 0.0]
 PRECISION = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}  # bits
 
 
 def largest(values: Any) -> float:
-    """Return the largest absolute value of an array that is not empty; inf or nan if there is one."""
+    """Return the largest absolute value of a non-empty array; inf or nan if the array contains one."""
     return max(float(np.maximum.reduce(values, axis=None)), -float(np.minimum.reduce(values, axis=None)))
 
 
 def grid_sums(values: Any, top: float) -> Iterator[tuple[Any, int]]:
-    """Yield (an int64 sum of each row, the exponent of their unit), which together are the sums of rows of float64.
+    """Yield pairs (int64 sums, exponent of their unit) that add up to the sum of each row of float64.
 
-    The rows have at most CHUNK columns; `top` is the largest absolute value, which is finite.
+    The rows have at most CHUNK columns; `top` is the largest absolute value and finite.
     """
     if top >= HUGE:
         is_huge = np.abs(values) >= HUGE
@@ -44,12 +44,12 @@ def grid_sums(values: Any, top: float) -> Iterator[tuple[Any, int]]:
     above = frexp(top)[1]  # all values are below 2^above
     moved, rest = np.empty(values.shape), values
     while top:
-        k = max(above + 1 + SPARE, -1022)  # below, the grid would be finer than float64
+        k = max(above + 1 + SPARE, -1022)  # a smaller k would make the grid finer than float64
         magic = ldexp(1.5, k)
         np.add(rest, magic, out=moved)
         sums = np.add.reduce(moved.view(np.int64), axis=-1)
-        bits = _wrapped(values.shape[-1] * (((k + 1023) << 52) + (1 << 51)))  # of magic
-        yield np.subtract(sums, bits), k - 52  # `-` would warn where a scalar wraps around
+        bits = _wrapped(values.shape[-1] * (((k + 1023) << 52) + (1 << 51)))  # the bits of magic
+        yield np.subtract(sums, bits), k - 52  # `-` would warn if a scalar wraps around
         np.subtract(moved, magic, out=moved)
         if not np.not_equal(moved, rest).any():
             return
@@ -63,8 +63,8 @@ def _wrapped(number: int) -> np.int64:
 
 
 def need_subnormals() -> None:
-    """Raise DistError where this thread takes subnormal numbers for 0, on which no exact sum can be built."""
-    if SMALLEST[0] + SMALLEST[1] == 0.0:  # not of constants, which Python adds when it compiles this
+    """Raise DistError if this thread flushes subnormal numbers to 0, because sums would not be exact."""
+    if SMALLEST[0] + SMALLEST[1] == 0.0:  # from a list, because Python adds constants when it compiles
         raise DistError(
             "a library has switched this thread to flush subnormal numbers to zero (gcc's -ffast-math does, when it is "
             f"loaded), and sums would not be exact; build it with -mno-daz-ftz, or sum in another thread{on_rank()}"
@@ -72,7 +72,7 @@ def need_subnormals() -> None:
 
 
 def contiguous(*arrays: Any) -> Iterator[Sequence[Any]]:
-    """Yield arrays of one dimension and of the same size, as float64, in chunks if they have to be converted."""
+    """Yield 1-D arrays of the same size as float64, in chunks if they have to be converted."""
     if all(each.dtype == np.float64 and each.flags.c_contiguous for each in arrays):
         yield arrays
         return
@@ -81,16 +81,16 @@ def contiguous(*arrays: Any) -> Iterator[Sequence[Any]]:
 
 
 def count_specials(values: Any) -> tuple[Any, Any, Any]:
-    """Return how often nan, inf and -inf are in each row."""
+    """Return the counts of nan, inf and -inf in each row."""
     masks = np.isnan(values), np.isposinf(values), np.isneginf(values)
     nans, plus, minus = (np.count_nonzero(mask, axis=-1) for mask in masks)
     return nans, plus, minus
 
 
 def product_with_error(x: Any, y: Any) -> tuple[Any, Any, Any]:
-    """Return x * y as it is rounded, what was rounded off, and where both are exact (Dekker and Veltkamp).
+    """Return the rounded x * y, its rounding error, and a mask of exact pairs (Dekker and Veltkamp).
 
-    They are not where something overflows or loses bits below 2^-1074; where a factor is 0, they are.
+    A pair is not exact if a step overflows or loses bits below 2^-1074. It is exact if a factor is 0.
     """
     with np.errstate(all="ignore"):
         product = x * y
