@@ -1,4 +1,4 @@
-"""Host arrays over gloo, the transport of PyTorch, where PyTorch is installed: ``init_process_group("cpu:gloo")``."""
+"""Host arrays over gloo, PyTorch's transport (PyTorch must be installed): ``init_process_group("cpu:gloo")``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib.util
 
 
 def needs() -> None:
-    """Raise ImportError unless there is a PyTorch with gloo."""
+    """Raise ImportError unless a PyTorch with gloo is installed."""
     if importlib.util.find_spec("torch") is None:
         raise ImportError(
             "gloo is a part of PyTorch, which is not installed: leave the backend's name out, which means MPI, or "

@@ -1,7 +1,7 @@
-"""GlooBackend: host arrays over the ProcessGroupGloo of PyTorch, as tensors that share the arrays' memory.
+"""GlooBackend: host arrays over PyTorch's ProcessGroupGloo, as tensors that share the arrays' memory.
 
-Every operation is asynchronous here; the group waits for the blocking ones. Arrays that are not reduced go as bytes.
-An array that is not contiguous is packed before, and unpacked after.
+Every operation is asynchronous here; for blocking calls, the group waits. Arrays that are not reduced are sent as
+bytes. Non-contiguous arrays are packed before and unpacked after.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from .works import WAITING, GlooWork, MessageWork, ReceiveWork, as_dist_error
 ProcessGroupGloo: Any = c10d.ProcessGroupGloo
 TorchStore: Any = c10d.Store
 
-GATHER, SCATTER, LAST, EXCHANGE = 2**31 - 1, 2**31 - 2, 2**31 - 3, 2**31 - 4  # tags that no MPI lets a program use
-LONGEST_END = 5.0  # seconds that `leave` waits for messages
+GATHER, SCATTER, LAST, EXCHANGE = 2**31 - 1, 2**31 - 2, 2**31 - 3, 2**31 - 4  # tags above the range for programs
+LONGEST_END = 5.0  # seconds: the longest time that `leave` waits for messages
 NEVER = timedelta(days=3650)
 
 
 class GlooBackend(Backend):
-    """Host arrays over gloo. A new one connects with all ranks of its group; each of them makes one."""
+    """Host arrays over gloo. Every rank of the group makes one; the constructor connects the ranks."""
 
     name = "gloo"
     exchange_tag = EXCHANGE
 
     def __init__(self, options: BackendOptions, _: Any = None) -> None:
         super().__init__(options.rank, options.size)
-        # A time-out of gloo's breaks its connections; where it would end the job, the watchdog's says more.
+        # A time-out in gloo breaks its connections. If time-outs end the job, the watchdog's report says more.
         timeout = options.timeout if options.on_timeout == "raise" else NEVER
         self._store = GroupStore(options.store)
         one_node = len(set(options.nodes)) == 1
@@ -70,7 +70,7 @@ class GlooBackend(Backend):
     def reduce(self, array: Any, root: int, op: ReduceOp, async_op: bool) -> Work:
         opts = c10d.ReduceOptions()
         opts.rootRank = root
-        is_root = self.rank == root  # gloo writes partial results elsewhere
+        is_root = self.rank == root  # gloo writes partial results to the other ranks' memory
         memory, tensor, opts.reduceOp = send_tensor("reduce", array, op, copied=not is_root)
         finish = unpacking(array, memory, op, self.size) if is_root else None
         return GlooWork([self._gloo.reduce([tensor], opts)], finish, memory)
@@ -88,7 +88,7 @@ class GlooBackend(Backend):
         if all(output.nbytes == largest and output.flags.carray for output in outputs):
             buffers, finish = outputs, None
             sent = unaliased(array, *outputs)
-        else:  # gloo wants all of one size
+        else:  # gloo needs equal sizes
             buffers = [np.empty(largest, np.uint8) for _ in outputs]
             finish = partial(unpack_each, buffers, outputs)
             sent = np.zeros(largest, np.uint8)
@@ -113,7 +113,7 @@ class GlooBackend(Backend):
         return MessageWork([self._gloo.send([as_bytes(sent[rank])], rank, SCATTER) for rank in others], None, sent)
 
     def reduce_scatter(self, output: Any, inputs: list[Any], op: ReduceOp, async_op: bool) -> Work:
-        # the parts may be of different sizes, which gloo has in an all_reduce only
+        # parts may have different sizes, which gloo's reduce_scatter does not support
         opts = c10d.AllreduceOptions()
         flat, tensor, opts.reduceOp = send_tensor("reduce_scatter", np.concatenate(inputs, axis=None), op)
         start = sum(array.size for array in inputs[: self.rank])
@@ -208,11 +208,11 @@ class GlooBackend(Backend):
         del self._gloo, self._store
 
     def leave(self) -> None:
-        """End the threads that wait for messages: one that returns after Python's end aborts the process."""
+        """End the threads that wait for messages; a thread that returns after Python's end aborts the process."""
         if not WAITING:
             return
         other = (self.rank + 1) % self.size
-        with suppress(RuntimeError):  # its time-out ends all that gloo has in flight
+        with suppress(RuntimeError):  # this time-out ends all operations that gloo has in flight
             self._gloo.recv([as_bytes(np.empty(1, np.uint8))], other, LAST).wait(timedelta(milliseconds=1))
         deadline = time.monotonic() + LONGEST_END
         for thread in list(WAITING):
@@ -223,7 +223,7 @@ class GlooBackend(Backend):
 
 
 class GroupStore(TorchStore):
-    """The group's store as one of c10d's, where gloo's ranks find each other."""
+    """The group's store as a c10d store, in which gloo's ranks find each other."""
 
     def __init__(self, store: Any) -> None:
         super().__init__()
@@ -248,7 +248,7 @@ class GroupStore(TorchStore):
 def _connected(store: GroupStore, rank: int, size: int, timeout: timedelta, one_node: bool) -> Any:
     if not one_node or "GLOO_SOCKET_IFNAME" in os.environ:
         return ProcessGroupGloo(store, rank, size, timeout)
-    # a host need not be reachable by its own name
+    # a host may not be reachable by its own name
     opts = ProcessGroupGloo._Options()
     opts._timeout = timeout
     opts._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
@@ -256,7 +256,7 @@ def _connected(store: GroupStore, rank: int, size: int, timeout: timedelta, one_
 
 
 def together(works: list[Any], kind: type[GlooWork] = GlooWork) -> Work:
-    """Return one Work for several."""
+    """Combine several Works in one."""
     steps = [work._finish for work in works if work._finish is not None]
 
     def finish() -> None:
@@ -267,12 +267,12 @@ def together(works: list[Any], kind: type[GlooWork] = GlooWork) -> Work:
 
 
 def send_buffer(array: Any) -> Any:
-    """Return contiguous memory with the values of `array`; torch wants it writeable."""
+    """Return contiguous memory with the values of `array`; torch requires writeable memory."""
     return array if array.flags.carray else array.copy(order="C")
 
 
 def unaliased(array: Any, *outputs: Any) -> Any:
-    """Return contiguous memory with the values of `array`, outside that of `outputs`."""
+    """Return contiguous memory with the values of `array`, not shared with `outputs`."""
     shared = any(np.may_share_memory(array, output) for output in outputs)
     return array.copy(order="C") if shared else send_buffer(array)
 
@@ -286,7 +286,7 @@ def recv_buffer(array: Any) -> tuple[Any, Callable[[], None] | None]:
 
 
 def in_bytes(array: Any) -> Any:
-    """Return the bytes of an array, a copy if it is not contiguous."""
+    """Return the bytes of an array; they are a copy if it is not contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 

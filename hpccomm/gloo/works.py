@@ -1,4 +1,4 @@
-"""Works around c10d's, and gloo's errors as hpccomm's."""
+"""Works that wrap c10d's Works, and the translation of gloo's errors."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from ..core.work import Progress, Work
 from ..errors import DistBackendError, DistError, DistTimeoutError, on_rank
 
-TIMED_OUT = ("timed out", "timeout", "failed to pass monitoredbarrier")  # gloo raises RuntimeError only
+TIMED_OUT = ("timed out", "timeout", "failed to pass monitoredbarrier")  # gloo raises only RuntimeError
 WAITING: set[threading.Thread] = set()
 
 
 class GlooWork(Work):
-    """One collective of c10d or several; `alive` is the memory that gloo works on."""
+    """One or several collectives of c10d; `alive` is the memory that gloo uses."""
 
     progress = Progress(enforces_timeout=True)
 
@@ -31,26 +31,26 @@ class GlooWork(Work):
         return True
 
     def block(self) -> None:
-        """Wait for gloo's threads; other threads of the program run meanwhile."""
+        """Wait for gloo's threads; the program's other threads keep running."""
         for work in self._works:
             work.wait()
 
     def translate_error(self, error: Exception) -> Exception:
-        """Turn gloo's exceptions into hpccomm's."""
+        """Translate gloo's exceptions to hpccomm's."""
         return as_dist_error(self.op_type, error)
 
 
 class MessageWork(GlooWork):
-    """Messages of c10d, whose Works are done only once they have been waited for.
+    """Messages of c10d; their Works complete only inside `wait`.
 
-    A wait with a time-out would break all of gloo's connections when it expires. So `poll` starts a thread that waits.
+    A wait whose time-out expires breaks all of gloo's connections. So `poll` starts a thread that waits.
     """
 
     _waiting: threading.Thread | None = None
     _error: Exception | None = None
 
     def poll(self) -> bool:
-        """Return True once the thread, which the first call starts, is done; raise its error."""
+        """Return True once the waiting thread is done, and raise its error; the first call starts the thread."""
         if self._waiting is None:
             self._waiting = threading.Thread(target=self._wait_in_thread, name="hpccomm-gloo", daemon=True)
             WAITING.add(self._waiting)
@@ -61,7 +61,7 @@ class MessageWork(GlooWork):
         return True
 
     def block(self) -> None:
-        """Wait for the messages, or for the thread that does so."""
+        """Wait for the messages, or for the thread that waits for them."""
         if self._waiting is None:
             self._wait()
         else:
@@ -81,7 +81,7 @@ class MessageWork(GlooWork):
 
 
 class ReceiveWork(MessageWork):
-    """A receive, the first of `works`, which knows the sender when it is done."""
+    """A receive, which is the first of `works`; once done, it knows the sender."""
 
     def _wait(self) -> None:
         super()._wait()
@@ -90,7 +90,7 @@ class ReceiveWork(MessageWork):
 
 
 def as_dist_error(operation: str, error: Exception) -> Exception:
-    """Return the DistError for gloo's RuntimeError; other errors as they are."""
+    """Return the DistError for gloo's RuntimeError; return other errors unchanged."""
     if not isinstance(error, RuntimeError) or isinstance(error, DistError):
         return error
     text = str(error).partition("\n")[0]
