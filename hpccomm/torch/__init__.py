@@ -1,18 +1,18 @@
 """hpccomm as a backend of torch.distributed: ``torch.distributed.init_process_group("hpccomm")``.
 
-backend     the adapter: c10d's calls are those of a ProcessGroup on the same ranks
-arrays      tensors as NumPy's arrays on the same memory
-work        c10d's Work and Future around hpccomm's
-dynamo      torch.compile leaves all this alone
-streams     torch's current CUDA stream, as CuPy's
+backend     the adapter: c10d's calls become calls of a ProcessGroup with the same ranks
+arrays      tensors as NumPy arrays on the same memory
+work        c10d's Work and Future around hpccomm's Work
+dynamo      keeps torch.compile out of this package
+streams     torch's current CUDA stream as CuPy's current stream
 start       rank, size and store from MPI, without MASTER_ADDR
 
-It needs PyTorch 2.14 or newer, whose backends may be written in Python. Tested on host tensors only.
+It needs PyTorch 2.14 or newer, which supports backends written in Python. It is tested on host tensors only.
 
-The adapter has two forms. Where hpccomm serves every device of a group it is a *ProcessGroup*, which
-``dist.all_reduce`` calls without C++ in between. In a map of several backends it is a *Backend*, whose Works torch
-wraps (`PyWorkHolder`: only `wait` and `get_future` remain). Large operations run in the group's communication thread:
-while DDP waits for Futures in C++, nobody else would drive MPI.
+The adapter has two forms. If hpccomm serves every device of a group, it is a *ProcessGroup*: ``dist.all_reduce`` calls
+it without C++ in between. In a map of several backends it is a *Backend*, and torch wraps its Works (`PyWorkHolder`:
+only `wait` and `get_future` remain). Large operations run in the group's communication thread, because no other thread
+drives MPI while DDP waits for Futures in C++.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OLDEST = (2, 14)
 
 
 def is_available() -> bool:
-    """Return True if a PyTorch is installed that takes the backend."""
+    """Return True if the installed PyTorch supports the backend."""
     if importlib.util.find_spec("torch") is None:
         return False
     import torch

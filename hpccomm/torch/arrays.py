@@ -1,4 +1,4 @@
-"""Tensors as NumPy's arrays on the same memory, by the compiled extension or DLPack; sparse ones as scipy's."""
+"""Tensors as NumPy arrays on the same memory, by the compiled extension or DLPack; sparse tensors as scipy matrices."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 
 from ..native import fastpath
 
-# Kinds of values as DLPack numbers them (DLDataTypeCode), and which sizes NumPy has of them, in bytes.
+# DLPack's code of each kind of values (DLDataTypeCode), NumPy's letter, and NumPy's sizes in bytes.
 KINDS = {(0, "i"): (1, 2, 4, 8), (1, "u"): (1, 2, 4, 8), (2, "f"): (2, 4, 8), (5, "c"): (8, 16), (6, "b"): (1,)}
 
 
 def as_array(tensor: Any) -> Any:
-    """Return NumPy's view of a tensor; the tensor itself where there is none, for hpccomm to view."""
+    """Return NumPy's view of a tensor; if there is none, the tensor itself, which hpccomm can view."""
     view = view_of(tensor)
     return tensor if view is None else view
 
@@ -26,7 +26,7 @@ def as_arrays(tensors: Sequence[Any]) -> list[Any]:
 
 
 def as_flat_array(tensor: Any) -> Any:
-    """Return the view of a tensor in one dimension, as c10d compares only numbers of elements."""
+    """Return a 1-D view of a tensor, because c10d compares only numbers of elements."""
     view = view_of(tensor, True)
     if view is not None:
         return view
@@ -34,18 +34,18 @@ def as_flat_array(tensor: Any) -> Any:
 
 
 def view_by_dlpack(tensor: Any, flat: bool = False) -> Any:
-    """Return NumPy's view of a tensor, in one dimension where there are no gaps and it is to be `flat`; or None."""
+    """Return NumPy's view of a tensor, 1-D if `flat` and contiguous; None if there is no such view."""
     try:
-        # After tensor.numpy() the storage can't be resized any more, as FSDP1 does; DLPack forgets is_neg.
+        # Not tensor.numpy(): the storage can't be resized afterwards, but FSDP1 resizes it. DLPack ignores is_neg.
         if not tensor.is_neg() and (view := np.from_dlpack(tensor)).flags.writeable:  # NumPy 1's is read-only
             return view.reshape(-1) if flat and view.flags.c_contiguous else view
-    except (RuntimeError, TypeError, BufferError):  # it has a gradient, is bfloat16, or is on a GPU
+    except (RuntimeError, TypeError, BufferError):  # it requires a gradient, is bfloat16, or is on a GPU
         pass
     return None
 
 
 def view_by_room() -> Any:
-    """Return the compiled extension's `view_by_dlpack`, in a tenth of the time; None where there is none."""
+    """Return the compiled extension's `view_by_dlpack`, which is 10 times faster; None without the extension."""
     if fastpath is None:
         return None
     numbers = {
@@ -59,7 +59,7 @@ view_of = view_by_room() or view_by_dlpack
 
 
 def as_scipy(tensor: Any) -> Any:
-    """Return a sparse tensor as a matrix: sparse dimensions as rows, dense ones as columns."""
+    """Return a sparse tensor as a matrix: rows for the sparse dimensions, columns for the dense ones."""
     from scipy import sparse
 
     entries = tensor.coalesce()

@@ -1,4 +1,4 @@
-"""HPCCommBackend and HPCCommProcessGroup: c10d's calls as calls of hpccomm's ProcessGroup of the same ranks."""
+"""HPCCommBackend and HPCCommProcessGroup: translate c10d's calls to an hpccomm ProcessGroup with the same ranks."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from .start import NAME, devices, subgroup
 from .streams import THERE_ARE_GPUS, gpu_of, on_torchs_stream
 from .work import PendingGPUWork, PendingWork
 
-c10d: Any = _distributed_c10d  # its stubs and its classes differ
+c10d: Any = _distributed_c10d  # its stubs differ from its classes
 SUM = c10d.ReduceOp.SUM
 OPS = {op.value: getattr(ReduceOp, name, name) for name, op in c10d.ReduceOp.RedOpType.__members__.items()}
-ALIVE: dict[ProcessGroup, list[Calls]] = {}  # torch keeps only the C++ object, which does nothing without this one
+ALIVE: dict[ProcessGroup, list[Calls]] = {}  # torch keeps only the C++ object alive, but that needs this one
 
 
 @not_compiled
 class Calls:
-    """The methods that torch calls of a Backend and of a ProcessGroup alike; `group` is hpccomm's.
+    """The methods that torch calls on both a Backend and a ProcessGroup; `group` is hpccomm's.
 
-    Every rule, of dtypes, layouts and reductions, is hpccomm's. Each operation is asynchronous, also those that torch
-    waits for: torch's own code (`Join`) asks for one and the same on one rank in this way, on another in that way, and
-    MPI does not match a blocking call with a non-blocking one.
+    hpccomm checks dtypes, layouts and reductions. Every operation is asynchronous, even if torch waits for it: torch's
+    own code (`Join`) makes the same call blocking on one rank and asynchronous on another, and MPI does not match a
+    blocking call with a non-blocking one.
     """
 
     group: ProcessGroup
@@ -173,10 +173,10 @@ class Calls:
         return self.group.sequence_number
 
     def _set_sequence_number_for_group(self) -> None:
-        """Do nothing: hpccomm counts alike on every rank from the beginning."""
+        """Do nothing: hpccomm's numbers are the same on every rank from the beginning."""
 
     def shutdown(self) -> None:
-        """Destroy the group with the other ranks; if that times out, without them."""
+        """Destroy the group together with the other ranks; if that times out, abort it on this rank."""
         try:
             self.group.destroy()
         except DistTimeoutError as error:
@@ -185,10 +185,10 @@ class Calls:
         ALIVE.pop(self.group, None)
 
     def abort(self) -> None:
-        """Give the group up without the other ranks; operations in flight end with an error, except in MPI itself."""
+        """Give up the group without the other ranks; operations in flight fail, unless they are inside MPI."""
         if not self.group.is_destroyed:
             for work in list(self.group.dispatcher.in_flight):
-                with contextlib.suppress(Exception):  # only receives can be taken back
+                with contextlib.suppress(Exception):  # only receives can be cancelled
                     work.abort()
             self.group.give_up((), "has been aborted by torch.distributed; make it again")
         ALIVE.pop(self.group, None)
@@ -196,13 +196,13 @@ class Calls:
 
 @not_compiled
 class HPCCommBackend(Calls, c10d.Backend):
-    """The backend of some devices of one of torch's groups, "cpu:hpccomm,cuda:nccl".
+    """The backend of some devices of a torch group, "cpu:hpccomm,cuda:nccl".
 
-    torch.distributed calls it through C++, and gives the program a Work of which only `wait` and `get_future` are
-    hpccomm's (torch 2.14: PyWorkHolder).
+    torch.distributed calls it through C++, and wraps its Works: only `wait` and `get_future` reach hpccomm (torch 2.14:
+    PyWorkHolder).
     """
 
-    # torch reads these names; its own properties would call back
+    # torch reads these names; c10d.Backend's own properties would call back
     supports_splitting = True
     supports_coalescing = supports_shrinking = False
     supports_time_estimate = supports_reconfigure = supports_window = False
@@ -213,29 +213,29 @@ class HPCCommBackend(Calls, c10d.Backend):
 
     @property
     def options(self) -> Any:
-        """The options that torch gives `split`, unless the program has others."""
+        """The options that torch passes to `split`, unless the program has its own."""
         return c10d.Backend.Options(NAME, self.group.timeout)
 
     def split(self, store: Any, ranks: list[int], options: Any) -> HPCCommBackend:
-        """Return the backend of a group of some of this one's ranks."""
+        """Return the backend of a new group of some of this group's ranks."""
         name = options.group_name or f"{self.group.name}:{ranks}"
         return HPCCommBackend(subgroup(self.group.comm, ranks, name, options._timeout))
 
 
 class HPCCommProcessGroup(Calls, c10d.ProcessGroup):
-    """One of torch's groups, every device of which is hpccomm's; torch.distributed calls it without C++ in between."""
+    """A torch group whose devices are all served by hpccomm; torch.distributed calls it without C++ in between."""
 
     def __init__(self, store: Any, group: ProcessGroup) -> None:
         super().__init__(store, group.rank, group.size)
         self._adapt(group)
-        backend = HPCCommBackend(group)  # for programs that ask for a device's
+        backend = HPCCommBackend(group)  # for programs that ask for a device's backend
         for device in devices():
             self._register_backend(torch.device(device), c10d.ProcessGroup.BackendType.CUSTOM, backend)
         self._set_default_backend(c10d.ProcessGroup.BackendType.CUSTOM)
 
 
 def _overloaded(name: str) -> Callable[..., Any]:
-    """Return a method that leaves calls without options, as ``allreduce(tensor)``, to C++'s overloads."""
+    """Return a method that passes calls without options, such as ``allreduce(tensor)``, to C++'s overloads."""
     ours, theirs = getattr(Calls, name), getattr(c10d.ProcessGroup, name)
 
     def called(self: Any, *arguments: Any, **options: Any) -> Any:
@@ -254,7 +254,7 @@ not_compiled(HPCCommProcessGroup)
 
 
 def started(result: Any, operation: Callable[..., Any], *arguments: Any) -> PendingWork:
-    """Start an operation; for torch.profiler it is an event of its name, "hpccomm:all_reduce", until it is done."""
+    """Start an operation; torch.profiler shows it as an event, such as "hpccomm:all_reduce", until it is done."""
     if not profiler_enabled():
         return pending(operation(*arguments, True), result)
     with torch.profiler.record_function(f"{NAME}:{operation.__name__}") as event:
@@ -270,6 +270,6 @@ def pending(work: Work, result: Any) -> PendingWork:
 
 
 def op_of(opts: Any) -> Any:
-    """Return hpccomm's reduction, or the name of one that it does not have."""
+    """Return hpccomm's reduction, or the name of an unknown one."""
     op = opts.reduceOp
-    return ReduceOp.SUM if op == SUM else OPS[op.op.value]  # each look takes a tenth of a microsecond, a name six
+    return ReduceOp.SUM if op == SUM else OPS[op.op.value]  # a comparison takes 0.1 us, a name 0.6 us

@@ -1,4 +1,4 @@
-"""Start of a torch.distributed job on hpccomm: rank, size and store from MPI."""
+"""Start a torch.distributed job on hpccomm, with rank, size and store from MPI."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
 
 NAME, METHOD = "hpccomm", "mpi"
 TAGS = 32768  # the number of tags in every MPI
-THREAD_BYTES = 1 << 10  # of asynchronous operations in the communication thread: DDP's wait in C++ does not drive MPI
+THREAD_BYTES = 1 << 10  # from here on operations use the communication thread: DDP's wait in C++ does not drive MPI
 dist: Any = torch.distributed
 
 
 def init_process_group(backend: str | None = NAME, **options: Any) -> None:
     """Call ``torch.distributed.init_process_group`` with rank, size and store from MPI.
 
-    A script under mpiexec or srun needs no more than this line; it calls :func:`set_environment` first.
+    A script under mpiexec or srun needs only this call. It calls :func:`set_environment` first.
 
     Parameters
     ----------
     backend : str, optional
-        As torch takes it: ``"hpccomm"``, ``"cpu:hpccomm,cuda:nccl"``, ``"gloo"``.
+        As for torch: ``"hpccomm"``, ``"cpu:hpccomm,cuda:nccl"``, ``"gloo"``.
     **options
         Further arguments of ``torch.distributed.init_process_group``: ``timeout``, ``device_id``.
 
     Raises
     ------
     DistError
-        Each process is alone, because torchrun, or the launcher of another MPI, has started it.
+        Each process is alone, because torchrun or another MPI's launcher has started it.
     ValueError
-        RANK or WORLD_SIZE in the environment differ from MPI's; on every rank.
+        RANK or WORLD_SIZE in the environment differs from MPI's (on every rank).
 
     Examples
     --------
@@ -58,18 +58,18 @@ def init_process_group(backend: str | None = NAME, **options: Any) -> None:
 
 
 def set_environment() -> None:
-    """Set the environment variables of torchrun from MPI.
+    """Set torchrun's environment variables from MPI.
 
-    RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; MASTER_ADDR and MASTER_PORT where MASTER_ADDR is not set: a port
-    of rank 0's host that is free at this moment, for libraries that call ``init_process_group`` by ``env://``. Every
-    rank of the MPI job calls it.
+    It sets RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE. If MASTER_ADDR is not set, it also sets MASTER_ADDR and
+    MASTER_PORT to a currently free port of rank 0's host, for libraries that call ``init_process_group`` with
+    ``env://``. Every rank of the MPI job calls it.
 
     Raises
     ------
     DistError
-        Each process is alone, because torchrun, or the launcher of another MPI, has started it.
+        Each process is alone, because torchrun or another MPI's launcher has started it.
     ValueError
-        RANK or WORLD_SIZE are set already and differ from MPI's; on every rank.
+        RANK or WORLD_SIZE is set already and differs from MPI's (on every rank).
 
     Examples
     --------
@@ -96,15 +96,15 @@ def set_environment() -> None:
 
 
 def devices() -> list[str]:
-    """Return the kinds of devices that groups have: without a GPU torch's libraries must not choose one."""
+    """Return the device types of groups; without a GPU, torch's libraries must not choose "cuda"."""
     return ["cpu", "cuda"] if torch.cuda.device_count() else ["cpu"]
 
 
 def register() -> None:
-    """Register the backend and the rendezvous with torch; also torch's entry point ``torch.distributed.backends``.
+    """Register the backend and the rendezvous with torch. Torch's entry point ``torch.distributed.backends`` calls it.
 
-    Only a program that calls ``torch.distributed.init_process_group(init_method="mpi://")`` itself needs it; for the
-    name of the backend alone torch looks up the entry point.
+    Only programs that call ``torch.distributed.init_process_group(init_method="mpi://")`` themselves need to call it.
+    For the backend's name alone, torch uses the entry point.
 
     Examples
     --------
@@ -118,7 +118,7 @@ def register() -> None:
 
 
 def rendezvous(url: str, timeout: timedelta = dist.default_pg_timeout, **_: Any) -> Iterator[tuple[Any, int, int]]:
-    """Yield (store, rank, size); MPI broadcasts the address where rank 0 listens."""
+    """Yield (store, rank, size); MPI broadcasts the address of rank 0's store."""
     comm = comm_world()
     rank, size = comm.Get_rank(), comm.Get_size()
     host, store = address(comm), None
@@ -138,20 +138,20 @@ def comm_world() -> Any:
 
 
 def address(comm: Any) -> str:
-    """Return this host's address for the other ranks; every rank calls it."""
+    """Return the address at which other ranks reach this host; every rank calls it."""
     elsewhere = [host for host in comm.allgather(socket.gethostname()) if host != socket.gethostname()]
     return address_for(elsewhere[0] if elsewhere else None)
 
 
 def free_port() -> int:
-    """Return a port of this host on which nobody listens now."""
+    """Return a port of this host that is free now."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
 
 
 def agree(comm: Any, **said: Any) -> None:
-    """Raise ValueError on every rank of `comm` if RANK or WORLD_SIZE differ from MPI's on one of them."""
+    """Raise ValueError on every rank of `comm` if RANK or WORLD_SIZE differs from MPI's on one rank."""
     actual = {"RANK": comm.Get_rank(), "WORLD_SIZE": comm.Get_size()}
     wrong = [f"{name} is {value}, MPI says {actual[name]}" for name, value in said.items() if value != actual[name]]
     for rank, lines in enumerate(comm.allgather(wrong)):
@@ -163,32 +163,32 @@ def agree(comm: Any, **said: Any) -> None:
 
 
 def create(options: Any, _: Any) -> HPCCommBackend | HPCCommProcessGroup:
-    """Return torch's group, or the backend of some of its devices, for a new group of hpccomm's."""
+    """Make an hpccomm group for a new torch group; return it as a torch group, or as the backend of some devices."""
     from .backend import HPCCommBackend, HPCCommProcessGroup
 
     group = group_of(options)
     group.tuning = group.tuning._replace(thread_bytes=min(group.tuning.thread_bytes, THREAD_BYTES))
-    theirs = options.process_group  # with one backend for each device; "custom" where hpccomm is the only one
+    theirs = options.process_group  # with one backend for each device; "custom" if hpccomm is the only backend
     if theirs.name() != "custom" or theirs._device_types:
         return HPCCommBackend(group)
     return HPCCommProcessGroup(options.store, group)
 
 
 def group_of(options: Any) -> ProcessGroup:
-    """Return hpccomm's group of the ranks of a new group of torch's; its members call it."""
+    """Return an hpccomm group with the ranks of a new torch group; its members call it."""
     if options.global_ranks_in_group:
         comm = world.current_world().comm if world.is_initialized() else mpi_library.load().COMM_WORLD
         return subgroup(comm, options.global_ranks_in_group, options.group_id, options.timeout)
     agree(comm_world(), RANK=options.group_rank, WORLD_SIZE=options.group_size)
-    if world.is_initialized():  # by the program
+    if world.is_initialized():  # the program initialized it
         return subgroup(world.current_world().comm, range(options.group_size), NAME, options.timeout)
     return world.init_process_group(timeout=options.timeout)
 
 
 def subgroup(comm: Any, ranks: Sequence[int], name: str, timeout: timedelta) -> ProcessGroup:
-    """Return a group of some ranks of a communicator, which alone call it."""
+    """Return a group of some ranks of a communicator; only these ranks call it."""
     members = list(ranks)
-    tag = crc32(repr(members).encode()) % TAGS  # not of the name, which differs where ranks have made more groups
+    tag = crc32(repr(members).encode()) % TAGS  # not of the name, which differs if some ranks have made more groups
     part = comm.Create_group(comm.Get_group().Incl(members), tag)
     group: ProcessGroup = ProcessGroup.on(part, timeout=timeout, name=name)
     part.Free()

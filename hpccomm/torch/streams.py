@@ -1,4 +1,4 @@
-"""torch's current CUDA stream as CuPy's."""
+"""Make torch's current CUDA stream CuPy's current stream."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Call = TypeVar("Call", bound=Callable[..., Any])
 
 
 def on_torchs_stream(call: Call, there_are_gpus: bool = THERE_ARE_GPUS) -> Call:
-    """Make torch's current stream CuPy's, on which hpccomm works, in calls of a method on GPU tensors."""
+    """Wrap a method: in calls with GPU tensors, CuPy's current stream, which hpccomm uses, is torch's."""
     if not there_are_gpus:
         return call
 
@@ -30,7 +30,7 @@ def on_torchs_stream(call: Call, there_are_gpus: bool = THERE_ARE_GPUS) -> Call:
 
 
 def gpu_of(nested: Any) -> torch.device | None:
-    """Return the GPU of the first tensor on one among the first two arguments, or their first two items; or None."""
+    """Return the GPU of the first GPU tensor among the first two arguments, or their first two items; or None."""
     if isinstance(nested, torch.Tensor):
         return nested.device if nested.is_cuda else None
     if isinstance(nested, Sequence):
@@ -40,7 +40,7 @@ def gpu_of(nested: Any) -> torch.device | None:
 
 @contextmanager
 def current_stream(device: torch.device) -> Iterator[None]:
-    """Return a context in which `device` is the current GPU, and torch's current stream there is CuPy's."""
+    """Return a context in which `device` is the current GPU, and CuPy's current stream is torch's."""
     import cupy
 
     with torch.cuda.device(device), cupy.cuda.Stream.from_external(torch.cuda.current_stream(device)):

@@ -1,4 +1,4 @@
-"""c10d's Work and Future around hpccomm's."""
+"""c10d's Work and Future around hpccomm's Work."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .streams import current_stream
 
 @not_compiled
 class PendingWork(C10DWork):
-    """An operation in flight; `work` is hpccomm's."""
+    """An operation in flight; `work` is hpccomm's Work."""
 
     _future: torch.futures.Future[Any] | None = None
-    profiled: torch.futures.Future[Any] | None = None  # after the end of its event in torch.profiler
+    profiled: torch.futures.Future[Any] | None = None  # completes when its torch.profiler event has ended
 
     def __init__(self, work: Work, result: Any) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class PendingWork(C10DWork):
         self._result = result
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Block until the operation is done; without a time-out, or with zero, for the group's time at most."""
+        """Block until the operation is done; without a time-out, or with zero, the group's timeout applies."""
         is_done = self._work.wait(timeout or None)
         if self.profiled is not None:  # another thread may be ending the event, and the profiler may be gone next
             self.profiled.wait()
@@ -39,15 +39,15 @@ class PendingWork(C10DWork):
         self._work.synchronize()
 
     def is_completed(self) -> bool:
-        """Return True once the operation has ended, well or not."""
+        """Return True once the operation has ended, successfully or not."""
         return self._work.is_completed()
 
     def is_success(self) -> bool:
-        """Return True if the operation has ended well."""
+        """Return True if the operation has succeeded."""
         return self._work.is_success()
 
     def exception(self) -> BaseException | None:
-        """Return the error that has ended the operation, or None."""
+        """Return the operation's error, or None."""
         return self._work.exception()
 
     def result(self) -> Any:
@@ -56,7 +56,7 @@ class PendingWork(C10DWork):
         return self._result
 
     def source_rank(self) -> int:
-        """Wait for the message and return its source, a rank of the group."""
+        """Wait for the message and return the sender's rank in the group."""
         self._work.wait()
         if self._work.source is None:
             raise RuntimeError("only a receive has a source rank")
@@ -67,8 +67,7 @@ class PendingWork(C10DWork):
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a Future that hpccomm's progress thread completes, unless the operation has ended already.
 
-        c10d's has callbacks only. It is one made by `then`: C++, where DDP waits, sees no error but one that such a
-        callback raises.
+        It is made by `then`, because DDP waits in C++, which sees an error only if a callback of `then` raises it.
         """
         if self._future is None:
             ended: torch.futures.Future[Any] = torch.futures.Future(devices=self._devices())
@@ -90,7 +89,7 @@ class PendingWork(C10DWork):
 
 @not_compiled
 class PendingGPUWork(PendingWork):
-    """An operation on tensors of `device`: `wait` makes torch's current stream there wait, as in torch's own NCCL."""
+    """An operation on tensors of `device`; `wait` makes torch's current stream wait, as in torch's own NCCL backend."""
 
     def __init__(self, work: Work, result: Any, device: torch.device) -> None:
         super().__init__(work, result)
@@ -101,9 +100,9 @@ class PendingGPUWork(PendingWork):
             return super().wait(timeout)
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Return a Future that is complete at once, where `wait` does not block the host, as in torch's own NCCL.
+        """Return a Future; if `wait` does not block the host, it is complete at once, as in torch's own NCCL backend.
 
-        It has an event of a stream that waits for the operation, and makes the stream wait on which it is waited for.
+        It holds an event of a stream that waits for the operation; a stream that waits for the Future waits for it.
         """
         if self._future is None and self._work.waits_on_stream:
             ended: torch.futures.Future[Any] = torch.futures.Future(devices=self._devices())
