@@ -1,20 +1,20 @@
-"""``hpccomm bench``: the cost of operations on this machine, beside the same work done by other libraries.
+"""``hpccomm bench``: time operations on this machine, and the same work in other libraries.
 
 Modules:
 
 =================== ========================================================================
 registry            Benchmark, and the decorator that adds one
-operations          the benchmarks: the arrays of each, and NumPy's answer
-contenders          the same work by hpccomm, by raw mpi4py and NCCL, by torch, by CuPy
+operations          the benchmarks: the arrays of each operation, and NumPy's result
+contenders          the same work in hpccomm, raw mpi4py and NCCL, torch, and CuPy
 measure             interleaved timing, the maximum over the ranks, the number of iterations
 gpu                 arrays on GPUs, through the seam
-session             the benchmarks of one command, one after the other; checks
-report, plot        the results as rows, tables, CSV, JSON and pictures
+session             runs and checks the benchmarks of one command
+report, plot        the results as rows, tables, CSV, JSON and plots
 studies.overhead    time that the Python layers add to calls and messages, in ns
-studies.gpu_overhead  ... to NCCL's calls
+studies.gpu_overhead  time that they add to NCCL's calls
 studies.pairs       latency and bandwidth between every two ranks
-studies.tune        the table of tuning: sizes at which an operation changes its algorithm
-command             the command line; that of the folder benchmarks of the repository uses a part of it
+studies.tune        the tuning table: sizes at which an operation changes its algorithm
+command             the command line; the repository's folder benchmarks uses a part of it
 =================== ========================================================================
 """
 

@@ -1,6 +1,6 @@
 """The command line of ``hpccomm bench``.
 
-No progress bar: mpiexec forwards stdout and stderr independently, so rows had to wait for it, and Ctrl-C lost them.
+It has no progress bar: mpiexec forwards stdout and stderr independently, so waiting rows would get lost by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ KINDS = {"collectives": "collective", "coalesced": "coalesced", "messages": "mes
 PAIRS = "Latency and bandwidth between every two ranks; slow pairs are named. Not together with others."
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 AGAINST = {"cpu": ["mpi4py"], "cuda": ["cuda:mpi", "nccl", "cupyx", "torch"]}  # by default
-GPU_BATCH = 2e-3  # seconds of a batch: beside them, waiting for the GPU takes nothing
+GPU_BATCH = 2e-3  # seconds of a batch: waiting for the GPU takes a negligible part of it
 OK, WRONG, MISUSED = 0, 1, 2
 
 DESCRIPTION = """\
@@ -95,7 +95,7 @@ def add_amounts(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the measurements that the command line asks for; return the exit status, the same on every rank."""
+    """Run the requested measurements; return the exit status, the same on every rank."""
     benchmarks = registry.load()
     if arguments.list:
         return say("\n".join(_listed(benchmarks.values())))
@@ -122,15 +122,15 @@ def run(arguments: argparse.Namespace) -> int:
             if study is not None:
                 return _run_study(study, arguments, world)
             return _benchmarks(arguments, world, names)
-        except KeyboardInterrupt:  # no traceback: the rows measured so far are what matters
+        except KeyboardInterrupt:  # no traceback below the rows measured so far
             sys.exit(128 + signal.SIGINT)
 
 
-# -- the choice of measurements, and mistakes ----------------------------------------------------------------
+# -- chosen measurements, and mistakes in options ------------------------------------------------------------
 
 
 def chosen(names: Sequence[str], benchmarks: dict[str, Benchmark], device: str = "cpu") -> list[str]:
-    """Return the names of the benchmarks that the command line asks for, each once, in its order."""
+    """Return the names of the requested benchmarks, each once, in the order of the command line."""
     found: list[str] = []
     for name in names or ["all_reduce"]:
         if name == "all":
@@ -159,7 +159,7 @@ def sizes_of(begin: int, end: int, step: int) -> list[int]:
 
 
 def _problem(arguments: argparse.Namespace) -> str | None:
-    """Return the first mistake in the options that shows without MPI, or None."""
+    """Return the first mistake in the options that can be found without MPI, or None."""
     sizes_of(arguments.begin, arguments.end, arguments.factor)
     device = arguments.device
     for name in arguments.against or ():
@@ -178,7 +178,7 @@ def _problem(arguments: argparse.Namespace) -> str | None:
 
 
 def _problem_of_job(arguments: argparse.Namespace, world: hc.ProcessGroup) -> str | None:
-    """Return the reason, the same on every rank, why this job can't run the measurements, or None; take the GPUs."""
+    """Take the GPUs; return the reason why this job can't run the measurements, the same on every rank, or None."""
     if arguments.overhead and world.size > 2:
         return f"--overhead is measured on 1 rank (calls) or 2 (messages); this job has {world.size}"
     if arguments.tune and world.size == 1:
@@ -186,7 +186,7 @@ def _problem_of_job(arguments: argparse.Namespace, world: hc.ProcessGroup) -> st
     if "pairs" in arguments.operations and world.size == 1:
         return "pairs needs at least 2 ranks: mpiexec -n 2 hpccomm bench pairs"
     problem = None
-    if world.rank == 0:  # better now than after the measurements
+    if world.rank == 0:  # fail now instead of after the measurements
         for file in filter(None, (arguments.json, arguments.plot, arguments.tune)):
             try:
                 with open(file, "ab"):
@@ -201,7 +201,7 @@ def _problem_of_job(arguments: argparse.Namespace, world: hc.ProcessGroup) -> st
 
 
 def plan_of(arguments: argparse.Namespace) -> Plan:
-    """Return the plan that the options ask for."""
+    """Return the plan given by the options."""
     return Plan(arguments.iterations, arguments.warmup, arguments.budget, arguments.batch)
 
 
@@ -252,7 +252,7 @@ def _benchmarks(arguments: argparse.Namespace, world: hc.ProcessGroup, names: Se
     return WRONG if any(each.wrong for each in rows) else OK
 
 
-# -- the other measurements: each returns its text, and its part of the JSON -----------------------------------------
+# -- the other measurements: each returns its text and its part of the JSON ------------------------------------------
 
 
 def _overhead(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[str, Any]) -> tuple[str, Any]:
@@ -302,7 +302,7 @@ STUDIES: dict[str, Callable[..., tuple[str, Any]]] = {  # by option, or by word
 
 
 def _study(arguments: argparse.Namespace) -> str | None:
-    """Return the name of the other measurement that an option asks for, or None."""
+    """Return the name of the study that an option requests, or None."""
     return next((name for name in STUDIES if getattr(arguments, name, False)), None)
 
 
@@ -320,7 +320,7 @@ def _run_study(name: str, arguments: argparse.Namespace, world: hc.ProcessGroup)
 
 
 class Printer:
-    """The output of rank 0, tables or CSV, line by line; the other ranks print nothing."""
+    """Print tables or CSV line by line on rank 0, and nothing on other ranks."""
 
     def __init__(self, active: bool, csv: bool) -> None:
         self._active = active
@@ -332,13 +332,13 @@ class Printer:
             self.line(text)
 
     def line(self, text: str) -> None:
-        """Print `text` at once: it stays when somebody ends the job."""
+        """Print and flush `text`, so that it is not lost if the job is ended."""
         if self._active:
             print(text, flush=True)
 
     def rows(self, table: report.Table, rows: Sequence[Row]) -> None:
         """Print the rows of one size."""
-        text = table.line(rows)  # the table keeps them for its summary
+        text = table.line(rows)  # the table stores the rows for its summary
         for each in map(report.csv_line, rows) if self._csv else [text]:
             self.line(each)
 
@@ -351,7 +351,7 @@ def _listed(benchmarks: Any) -> list[str]:
 
 
 def _write_json(arguments: argparse.Namespace, facts: dict[str, Any], rows: Sequence[Row], **more: Any) -> None:
-    """Write the file that ``--json`` names: results, and the options but those that are file names."""
+    """Write the results, and the options except file names, to the file of ``--json``."""
     kept = ("operations", "begin", "end", "factor", "iterations", "warmup", "budget", "batch", "op", "device", "check",
             "async_op", "against")  # fmt: skip
     options = {name: getattr(arguments, name) for name in kept} | {"dtype": arguments.dtype.name}
@@ -359,7 +359,7 @@ def _write_json(arguments: argparse.Namespace, facts: dict[str, Any], rows: Sequ
 
 
 def say(text: str, status: int = OK) -> int:
-    """Print `text` on one rank, on stderr if it is a mistake; return `status`."""
+    """Print `text` on one rank, to stderr if `status` is not 0; return `status`."""
     if is_first_process():
         print(text, file=sys.stderr if status else sys.stdout, flush=True)
     elif status:
@@ -367,11 +367,11 @@ def say(text: str, status: int = OK) -> int:
     return status
 
 
-# -- types of options: argparse reports their errors -------------------------------------------------------------
+# -- types of options; argparse reports their errors -------------------------------------------------------------
 
 
 def size(text: str) -> int:
-    """Return a number of bytes: 8, 64K, 4M, 1G, with or without a B."""
+    """Return a number of bytes for a text such as 8, 64K, 4M or 1GB."""
     number = text.strip().lower().removesuffix("b").removesuffix("i")
     unit = number[-1:] if number[-1:] in ("k", "m", "g") else ""
     return int(float(number[: len(number) - len(unit)]) * UNITS[unit])
@@ -391,7 +391,7 @@ def dtype(text: str) -> np.dtype[Any]:
 
 
 def contenders(text: str) -> list[str]:
-    """Return the contenders that `text` lists."""
+    """Return the contenders listed in `text`."""
     names = [name.strip() for name in text.split(",") if name.strip() not in ("", "none", "hpccomm")]
     known = CONTENDERS | GPU_CONTENDERS
     for name in names:
@@ -401,7 +401,7 @@ def contenders(text: str) -> list[str]:
 
 
 def _number(name: str, kind: Callable[[str], N], allowed: Callable[[N], bool]) -> Callable[[str], N]:
-    """Return a type of numbers; argparse's message about a bad number has its `name`."""
+    """Return an argparse type for numbers; argparse's error messages contain `name`."""
 
     def read(text: str) -> N:
         number = kind(text)

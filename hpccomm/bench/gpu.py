@@ -1,4 +1,4 @@
-"""The benchmarks' arrays on GPUs, made, filled and read through the seam: tests need no GPU."""
+"""The benchmarks' arrays on GPUs; they use the seam, so tests need no GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def take(comm: MPI.Intracomm, ranks: Sequence[int]) -> str | None:
     """Make this rank's GPU the current one; return the reason why a rank of `comm` can't, or None.
 
-    `ranks` are their ranks in the world, for the message.
+    `ranks` are the world ranks of the ranks of `comm`, for the message.
     """
     try:
         visible = visible_gpus(seam.runtime(), None)
@@ -41,7 +41,7 @@ def current_stream() -> int:
 
 @contextlib.contextmanager
 def own_stream() -> Iterator[None]:
-    """Make a non-blocking stream CuPy's current one, and wait for its work at the end."""
+    """Make a non-blocking stream CuPy's current stream, and wait for its work at the end."""
     import cupy
 
     with cupy.cuda.Stream(non_blocking=True):
@@ -61,7 +61,7 @@ def empty(shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 def write(array: Any, values: Any) -> None:
-    """Copy `values` of the host, an array of the same shape or one number, into `array`."""
+    """Copy `values` on the host, an array of the same shape or a number, to `array`."""
     host = np.empty(array.shape, array.dtype)
     host[...] = values
     seam.runtime().to_device(array, host, current_stream())
@@ -69,7 +69,7 @@ def write(array: Any, values: Any) -> None:
 
 
 def facts() -> dict[str, str]:
-    """Return the names of the GPU and the versions of its libraries, as far as they are known."""
+    """Return the GPU's name and the versions of CuPy and NCCL, as far as they are known."""
     found = {}
     with contextlib.suppress(Exception):
         import cupy

@@ -1,12 +1,12 @@
 """Timing: contenders take turns, every rank times itself, and the slowest rank counts.
 
-The contenders of one size are interleaved, iteration by iteration, in a random order: a slow phase of a noisy machine
-hits all of them, and none always follows the one that empties the caches. So the ratio of their medians is stable. Each
-timed batch starts at a barrier; its time is the maximum over the ranks. A batch lasts `Plan.batch_seconds`, long
-compared with a tick of the clock and with the ranks' different times of leaving the barrier.
+The contenders of one size are interleaved, iteration by iteration, in random order. So a slow phase of a noisy machine
+affects all of them, none always runs after the one that empties the caches, and the ratio of their medians is stable.
+Each timed batch starts at a barrier; its time is the maximum over the ranks. A batch lasts `Plan.batch_seconds`, which
+is long compared with a tick of the clock and with the differences between ranks when they leave the barrier.
 
-Work on GPU arrays is timed by the host's clock too: a batch ends when the host has waited for the stream. The time
-until the calls have returned is kept beside it.
+Work on GPU arrays is also timed by the host's clock: a batch ends when the host has waited for the stream. The time
+until the calls return is stored too.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ LARGEST_BATCH = 1 << 16
 class Plan:
     """The number of calls to measure."""
 
-    iterations: int | None = None  # timed batches of each contender; None: what the budget allows
-    warmup: int = 5  # calls of each contender before anything is timed
+    iterations: int | None = None  # timed batches of each contender; None: as many as the budget allows
+    warmup: int = 5  # untimed calls of each contender at the beginning
     budget: float = 0.5  # seconds for all contenders of one size
     batch: int | None = None  # calls in a batch; None: as many as last batch_seconds
     batch_seconds: float = 100e-6
@@ -38,7 +38,7 @@ class Plan:
     most: int = 1000
 
     def iterations_of(self, seconds: float) -> int:
-        """Return the number of iterations, of which each takes `seconds` with all contenders."""
+        """Return the number of iterations if one iteration of all contenders takes `seconds`."""
         if self.iterations is not None:
             return self.iterations
         return max(self.fewest, min(self.most, int(self.budget / max(seconds, 1e-9))))
@@ -50,7 +50,7 @@ class Timing:
 
     samples: np.ndarray
     batch: int
-    host: np.ndarray | None = None  # until the calls had returned, where the work goes on after that
+    host: np.ndarray | None = None  # seconds until the calls returned, if the work continues after that
 
     @property
     def median(self) -> float:
@@ -73,7 +73,7 @@ class Timing:
         return float(np.percentile(self.samples, 99))
 
     def scaled(self, transfers: int) -> Timing:
-        """Return the times per transfer, of which each call makes several."""
+        """Return the times per transfer if each call makes `transfers`."""
         return Timing(self.samples / transfers, self.batch, None if self.host is None else self.host / transfers)
 
 
@@ -85,9 +85,9 @@ def measure(
 ) -> dict[str, Timing]:
     """Return the timing of each of `calls`; every rank of `comm` has the same calls under the same names.
 
-    `finish` waits for work that the calls only start: the GPU's.
+    `finish` waits for work that the calls only start, on the GPU.
     """
-    from mpi4py import MPI  # which starts MPI: not at the top
+    from mpi4py import MPI  # not at the top, because it starts MPI
 
     if not calls:
         return {}
@@ -121,7 +121,7 @@ def timed(call: Callable[[], Any], times: int) -> float:
 
 
 def until_done(call: Callable[[], Any], times: int, finish: Callable[[], None] | None) -> tuple[float, float]:
-    """Return the seconds until the work of `times` calls is done, and until the last call has returned."""
+    """Return the seconds until the work of `times` calls is done, and the seconds until the last call returns."""
     if finish is None:
         seconds = timed(call, times)
         return seconds, seconds

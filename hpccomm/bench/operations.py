@@ -1,6 +1,6 @@
 """The benchmarks: the arrays of each operation, and NumPy's result.
 
-`size` is that of nccl-tests: the bytes of the larger array of a call, such as the whole array that is gathered.
+`size` is defined as in nccl-tests: the bytes of a call's larger array, such as the whole gathered array.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FEWEST_PIECES, MOST_PIECES, PIECE_BYTES = 16, 1000, 1000  # arrays in one coales
 
 
 def _share(ranks: int) -> float:
-    """Return the share of the array that crosses each rank's link: all but the rank's own part."""
+    """Return the share of the array that crosses each rank's link: all except the rank's own part."""
     return (ranks - 1) / ranks
 
 
@@ -26,7 +26,7 @@ def _share(ranks: int) -> float:
 
 
 def _in_place(case: Case, expected: Callable[[], Any] | None) -> Arrays:
-    """Return one array with the rank's values, which the result replaces."""
+    """Return one array with the rank's values; the result replaces them."""
     return Arrays(receive=case.array(case.count), given=lambda: case.values(case.rank, case.count), expected=expected)
 
 
@@ -43,20 +43,20 @@ def all_reduce(case: Case) -> Arrays:
 
 @benchmark("reduce")
 def reduce(case: Case) -> Arrays:
-    """Reduce an array over all ranks, in place on one."""
+    """Reduce an array over all ranks, in place on one rank."""
     return _in_place(case, (lambda: case.reduced(case.count)) if case.rank == case.root else None)
 
 
 @benchmark("broadcast")
 def broadcast(case: Case) -> Arrays:
-    """Copy an array of one rank to all."""
+    """Copy one rank's array to all ranks."""
     arrays = _in_place(case, lambda: case.values(case.root, case.count))
     return arrays if case.rank == case.root else replace(arrays, given=None)
 
 
 @benchmark("all_gather_single", busbw=_share, shared=True)
 def all_gather_single(case: Case) -> Arrays:
-    """Collect everyone's array in one array, everywhere."""
+    """Collect every rank's array in one array, on all ranks."""
     return Arrays(
         send=case.array(case.part),
         receive=case.array(case.ranks, case.part),
@@ -67,13 +67,13 @@ def all_gather_single(case: Case) -> Arrays:
 
 @benchmark("all_gather", busbw=_share, shared=True)
 def all_gather(case: Case) -> Arrays:
-    """Collect everyone's array in a list of arrays, everywhere."""
+    """Collect every rank's array in a list of arrays, on all ranks."""
     return replace(all_gather_single(case), receive=_list(case))
 
 
 @benchmark("reduce_scatter_single", busbw=_share, shared=True)
 def reduce_scatter_single(case: Case) -> Arrays:
-    """Reduce an array and hand out the result in equal parts."""
+    """Reduce an array and scatter the result in equal parts."""
     return Arrays(
         send=case.array(case.ranks, case.part),
         receive=case.array(case.part),
@@ -107,14 +107,14 @@ def all_to_all(case: Case) -> Arrays:
 
 @benchmark("gather", busbw=_share, shared=True)
 def gather(case: Case) -> Arrays:
-    """Collect everyone's array in a list of arrays, on one rank."""
+    """Collect every rank's array in a list of arrays, on one rank."""
     arrays = all_gather(case)
     return arrays if case.rank == case.root else replace(arrays, receive=None, expected=None)
 
 
 @benchmark("scatter", busbw=_share, shared=True)
 def scatter(case: Case) -> Arrays:
-    """Hand out the arrays of a list on one rank, one to each."""
+    """Distribute one rank's list of arrays, one array to each rank."""
     is_root = case.rank == case.root
     return Arrays(
         send=_list(case) if is_root else [],
@@ -146,7 +146,7 @@ def barrier(case: Case) -> Arrays:
 
 
 def _pieces(case: Case, ranks: int = 1) -> list[int]:
-    """Return the counts of 16 to 1000 arrays, of about 1000 bytes each, all multiples of `ranks`."""
+    """Return the counts of 16 to 1000 arrays of about 1000 bytes; all counts are multiples of `ranks`."""
     pieces = max(FEWEST_PIECES, min(MOST_PIECES, case.nbytes // PIECE_BYTES))
     whole = case.count // ranks
     ends = [whole * i // pieces for i in range(pieces + 1)]
@@ -154,7 +154,7 @@ def _pieces(case: Case, ranks: int = 1) -> list[int]:
 
 
 def _ends(pieces: list[int]) -> list[int]:
-    """Return the ends of all pieces but the last."""
+    """Return the ends of all pieces except the last."""
     return list(itertools.accumulate(pieces[:-1]))
 
 
@@ -172,7 +172,7 @@ def broadcast_coalesced(case: Case) -> Arrays:
 
 @benchmark("all_gather_single_coalesced", busbw=_share, kind="coalesced", shared=True)
 def all_gather_single_coalesced(case: Case) -> Arrays:
-    """Gather many arrays in as many, everywhere, in one call."""
+    """Gather many arrays, each in one array, on all ranks, in one call."""
     parts = [count // case.ranks for count in _pieces(case, case.ranks)]
 
     def expected() -> Any:
@@ -185,7 +185,7 @@ def all_gather_single_coalesced(case: Case) -> Arrays:
 
 @benchmark("all_gather_coalesced", busbw=_share, kind="coalesced", shared=True)
 def all_gather_coalesced(case: Case) -> Arrays:
-    """Gather many arrays in as many for each rank, everywhere, in one call."""
+    """Gather many arrays, each in a list of arrays, on all ranks, in one call."""
     parts = [count // case.ranks for count in _pieces(case, case.ranks)]
     send = [case.array(part) for part in parts]
     receive = [case.array(part) for _ in range(case.ranks) for part in parts]
@@ -194,7 +194,7 @@ def all_gather_coalesced(case: Case) -> Arrays:
 
 @benchmark("reduce_scatter_single_coalesced", busbw=_share, kind="coalesced", shared=True)
 def reduce_scatter_single_coalesced(case: Case) -> Arrays:
-    """Reduce many arrays and hand each out in equal parts, in one call."""
+    """Reduce many arrays and scatter each in equal parts, in one call."""
     pieces = _pieces(case, case.ranks)
 
     def expected() -> Any:
@@ -209,7 +209,7 @@ def reduce_scatter_single_coalesced(case: Case) -> Arrays:
 
 
 def _to_peer(case: Case, window: int = 1) -> Arrays:
-    """Return the arrays of a rank that has a partner: one to send, `window` to receive."""
+    """Return one array to send to the partner, and `window` arrays to receive; none without a partner."""
     peer = case.peer
     if peer is None:
         return Arrays(receive=None)
@@ -223,7 +223,7 @@ def _to_peer(case: Case, window: int = 1) -> Arrays:
 
 @benchmark("ping_pong", kind="message", least_ranks=2, transfers=lambda case: 2)
 def ping_pong(case: Case) -> Arrays:
-    """Send an array and get one back; the time is of one way (osu_multi_lat)."""
+    """Send an array and receive one back; the time is for one way (osu_multi_lat)."""
     return _to_peer(case)
 
 

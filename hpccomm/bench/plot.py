@@ -12,7 +12,7 @@ from .report import Row
 
 
 def plot(rows: Sequence[Row], file: str | Path, title: str = "") -> None:
-    """Write a picture with two plots for each benchmark of arrays."""
+    """Write an image with two plots for each benchmark that has arrays."""
     pyplot = pyplot_without_display()
     ticker = importlib.import_module("matplotlib.ticker")
 
@@ -31,7 +31,7 @@ def plot(rows: Sequence[Row], file: str | Path, title: str = "") -> None:
             axis.xaxis.set_minor_locator(ticker.NullLocator())
             axis.set_xlabel("size")
             axis.set_ylabel(label)
-            axis.set_yscale("log")  # bandwidth, too: a copy of the memory is far above what any transport reaches
+            axis.set_yscale("log")  # also for bandwidth: a memory copy is far faster than any transport
             axis.grid(alpha=0.3)
             if axis.lines:
                 axis.legend()
@@ -44,7 +44,7 @@ def plot(rows: Sequence[Row], file: str | Path, title: str = "") -> None:
 
 
 def microseconds_in_words(us: float) -> str:
-    """Return a time with the unit that makes its number short.
+    """Return a time as text, with a unit that makes the number short.
 
     >>> [microseconds_in_words(us) for us in (0.1, 10, 100_000, 2e6)]
     ['0.1 us', '10 us', '100 ms', '2 s']
@@ -54,7 +54,7 @@ def microseconds_in_words(us: float) -> str:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Return the lines of a list of facts, broken between facts only."""
+    """Return a list of facts as lines, broken only between facts."""
     lines = [""]
     for fact in text.split(", "):
         if lines[-1] and len(lines[-1]) + len(fact) > width:
@@ -65,7 +65,7 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def pyplot_without_display() -> Any:
-    """Return matplotlib's pyplot, set to draw into files."""
+    """Return matplotlib's pyplot, configured to draw to files."""
     importlib.import_module("matplotlib").use("Agg")
     return importlib.import_module("matplotlib.pyplot")
 

@@ -1,7 +1,7 @@
-"""Benchmark, and the decorator that adds one.
+"""The class Benchmark, and the decorator that adds one.
 
-A benchmark has the arrays of one call of an operation, and NumPy's result. The call is a contender's method of the
-benchmark's name.
+A benchmark makes the arrays of one call of an operation, and NumPy's result. A contender's method with the benchmark's
+name makes the call.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ..core.operation_list import OPERATIONS
 from ..cuda.packing import on_the_host
 from . import gpu
 
-PERIOD = 251  # of the test values: a prime, so that parts that land in the wrong place are noticed
+PERIOD = 251  # of the test values; a prime, so the check notices parts in a wrong place
 WINDOW = 64  # messages in flight at once, as in the OSU benchmarks
-WINDOW_BYTES = 64 << 20  # of all of them together
+WINDOW_BYTES = 64 << 20  # for all messages of a window together
 
 
 @dataclass(frozen=True)
 class Case:
-    """One point of a benchmark, as one rank sees it."""
+    """One point of a benchmark on one rank."""
 
     rank: int
     ranks: int
@@ -34,11 +34,11 @@ class Case:
     dtype: np.dtype[Any]
     op: str = "sum"
     root: int = 0
-    allocate: Callable[..., Any] = field(default=np.empty, compare=False)  # of a shape and a dtype
+    allocate: Callable[..., Any] = field(default=np.empty, compare=False)  # takes a shape and a dtype
 
     @property
     def part(self) -> int:
-        """The elements that each rank has or gets, where `count` is shared among the ranks."""
+        """The elements of each rank if `count` is shared among the ranks."""
         return self.count // self.ranks
 
     @property
@@ -48,33 +48,33 @@ class Case:
 
     @property
     def window(self) -> int:
-        """The number of messages of this size in flight at once, in the benchmarks that have many."""
+        """The number of messages of this size in flight at once, in benchmarks with many messages."""
         return max(1, min(WINDOW, WINDOW_BYTES // max(1, self.nbytes)))
 
     @property
     def peer(self) -> int | None:
-        """The partner of this rank in the other half of the ranks, as in osu_mbw_mr; None for an odd one."""
+        """This rank's partner in the other half of the ranks, as in osu_mbw_mr; None for a rank left over."""
         half = self.ranks // 2
         return None if self.rank >= 2 * half else self.rank + half if self.rank < half else self.rank - half
 
     @property
     def right(self) -> int:
-        """The next rank, on a ring."""
+        """The next rank on a ring."""
         return (self.rank + 1) % self.ranks
 
     @property
     def left(self) -> int:
-        """The previous rank, on a ring."""
+        """The previous rank on a ring."""
         return (self.rank - 1) % self.ranks
 
     def array(self, *shape: int) -> Any:
-        """Return an array of zeros: its memory has been touched."""
+        """Return an array of zeros, so its memory has been touched."""
         made = self.allocate(shape, self.dtype)
         assign(made, None)
         return made
 
     def values(self, rank: int, count: int) -> Any:
-        """Return the values of `rank`: 1, 2 or 3, so that sums are exact in every dtype."""
+        """Return the values of `rank`: 1, 2 or 3, so sums are exact in every dtype."""
         period = np.random.default_rng(rank).integers(1, 4, PERIOD).astype(self.dtype)
         return np.resize(period, count)
 
@@ -83,7 +83,7 @@ class Case:
         return values[self.rank * self.part : (self.rank + 1) * self.part]
 
     def reduced(self, count: int, ranks: Iterable[int] | None = None) -> Any:
-        """Return the reduction of the values of `ranks` (default: all), by NumPy, half precisions in float64."""
+        """Return NumPy's reduction of the values of `ranks` (default: all); half precisions are reduced in float64."""
         wide = np.float64 if self.dtype.itemsize == 2 and self.dtype.kind in "fV" else self.dtype
         every = range(self.ranks) if ranks is None else ranks
         total = reduce(UFUNCS[self.op], (self.values(rank, count).astype(wide) for rank in every))
@@ -97,23 +97,23 @@ UFUNCS = {name.lower(): ufunc for name, ufunc in arithmetic.UFUNCS.items() if na
 class Arrays:
     """The arrays of one call on this rank, the same for all contenders.
 
-    `given` and `expected` are functions: they compute nothing unless results are checked.
+    `given` and `expected` are functions, so they compute nothing unless results are checked.
     """
 
-    receive: Any  # written by the operation; read as well if there is no `send`. An array, or a list of arrays
+    receive: Any  # an array or a list of arrays; the operation writes it, and reads it if there is no `send`
     send: Any = None
-    given: Callable[[], Any] | None = None  # the values of `send` (or `receive`) before the call; flat
-    expected: Callable[[], Any] | None = None  # NumPy's values of `receive` after it; None: nothing is received
+    given: Callable[[], Any] | None = None  # returns the flat values of `send` (or `receive`) before the call
+    expected: Callable[[], Any] | None = None  # returns NumPy's `receive` after it; None: nothing is received
 
     def fill(self) -> None:
-        """Write the given values, and zeros where something will be received."""
+        """Write the given values to the inputs, and zeros to the outputs."""
         if self.receive is not None:
             assign(self.receive, None)
         if self.given is not None:
             assign(self.receive if self.send is None else self.send, self.given())
 
     def clear(self) -> None:
-        """Zero everything: the same operation repeated many times must not overflow."""
+        """Set all arrays to zero, so that many repetitions of an operation do not overflow."""
         for each in (self.send, self.receive):
             if each is not None:
                 assign(each, None)
@@ -125,7 +125,7 @@ class Arrays:
         received = flat(self.receive)
         expected = np.asarray(self.expected()).reshape(-1)
         if received.dtype.kind in "fcV":
-            # The order of a floating-point reduction is the library's: two roundings may differ.
+            # The library chooses the order of a floating-point reduction, so roundings may differ.
             tolerance = 1e-2 if received.dtype.itemsize == 2 else 1e-5
             wide = np.complex128 if received.dtype.kind == "c" else np.float64
             same = np.isclose(received.astype(wide), expected.astype(wide), rtol=tolerance, atol=0, equal_nan=True)
@@ -135,14 +135,14 @@ class Arrays:
 
 
 def flat(arrays: Any) -> Any:
-    """Return the elements of an array, or of a list of arrays one after the other, on the host."""
+    """Return the elements of an array or of a list of arrays as one flat array on the host."""
     if isinstance(arrays, list):
         return np.concatenate([flat(each) for each in arrays])
     return (arrays if isinstance(arrays, np.ndarray) else on_the_host(arrays)).reshape(-1)
 
 
 def assign(arrays: Any, values: Any) -> None:
-    """Write flat `values` (None: zeros) into an array, or into a list of arrays one after the other."""
+    """Write flat `values` (None: zeros) to an array, or to the arrays of a list in order."""
     start = 0
     for each in arrays if isinstance(arrays, list) else [arrays]:
         part = 0 if values is None else values[start : start + each.size].reshape(each.shape)
@@ -157,28 +157,28 @@ def assign(arrays: Any, values: Any) -> None:
 class Benchmark:
     """A row of the registry; :func:`benchmark` adds one."""
 
-    name: str  # on the command line, and of a contender's method
+    name: str  # on the command line; also the name of the contenders' methods
     summary: str  # the first line of the decorated function's docstring
     arrays: Callable[[Case], Arrays]  # the decorated function
     # The factor from size / time to bus bandwidth, by the number of ranks: nccl-tests, doc/PERFORMANCE.md.
     busbw: Callable[[int], float] = lambda n: 1.0
-    kind: str = "collective"  # or "coalesced", or "message": the command line has a word for all of a kind
-    shared: bool = False  # whether each rank has a part of the array: its count is a multiple of the ranks
-    sized: bool = True  # whether it has an array
-    reduces: bool = False  # whether `op` matters
-    least_ranks: int = 1  # with fewer it is left out
-    transfers: Callable[[Case], int] = lambda case: 1  # of that size, in one call; times are per transfer
-    rate: bool = False  # whether messages per second are shown
+    kind: str = "collective"  # or "coalesced", or "message"; a word on the command line selects a kind
+    shared: bool = False  # True: each rank has a part of the array, and its count is a multiple of the ranks
+    sized: bool = True  # True: it has an array
+    reduces: bool = False  # True: it uses `op`
+    least_ranks: int = 1  # it is skipped on fewer ranks
+    transfers: Callable[[Case], int] = lambda case: 1  # the number of transfers in a call; times are per transfer
+    rate: bool = False  # True: the table shows messages per second
 
     def case(self, rank: int, ranks: int, nbytes: int, dtype: np.dtype[Any], op: str = "sum") -> Case:
-        """Return the point of about `nbytes`: at least one element, and one for each rank where they share it."""
+        """Return the case of about `nbytes`: at least one element, or one per rank if the ranks share the array."""
         count = max(1, nbytes // dtype.itemsize) if self.sized else 0
         if self.shared:
             count = max(1, count // ranks) * ranks
         return Case(rank, ranks, count, dtype, op)
 
     def cases(self, template: Case, sizes: Iterable[int]) -> list[Case]:
-        """Return one case for each of `sizes`, without those that rounding makes equal."""
+        """Return one case for each of `sizes`; sizes that become equal by rounding give one case."""
         made = (self.case(template.rank, template.ranks, size, template.dtype, template.op) for size in sizes)
         return [replace(case, allocate=template.allocate) for case in dict.fromkeys(made)]
 
@@ -187,7 +187,7 @@ BENCHMARKS: dict[str, Benchmark] = {}
 
 
 def benchmark(name: str, **fields: Any) -> Callable[[Callable[[Case], Arrays]], Callable[[Case], Arrays]]:
-    """Return a decorator that adds a benchmark: the function makes the arrays of a case, `fields` are Benchmark's."""
+    """Return a decorator that adds a benchmark; the function makes a case's arrays, `fields` are Benchmark's."""
     if name in OPERATIONS:
         fields.setdefault("reduces", OPERATIONS[name].reduces)
 

@@ -1,6 +1,6 @@
-"""Rows, the results; and their table, CSV and JSON.
+"""The rows of results, and their table, CSV and JSON.
 
-A table is printed line by line, so its widths are fixed before the first line.
+A table is printed line by line, so column widths are fixed before the first line.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from .measure import Timing
 from .registry import Benchmark, Case
 
 Column: TypeAlias = tuple[str, str, int]  # name, unit, width
-SCHEMA = 1  # of the JSON: raised when a key changes its meaning
+SCHEMA = 1  # the version of the JSON; raise it when a key changes its meaning
 
 
 @dataclass(frozen=True)
 class Row:
-    """One result; the fields are the columns of the CSV and the keys in the JSON, with their units."""
+    """One result; the fields are the columns of the CSV and the keys of the JSON, with their units."""
 
     benchmark: str
     contender: str
     size_bytes: int
     count: int
     dtype: str
-    op: str  # "" where nothing is reduced
+    op: str  # "" if the benchmark does not reduce
     ranks: int
     iterations: int
     batch: int
-    median_us: float | None  # None: the contender can't do it, for the reason in `note`
+    median_us: float | None  # None: the contender can't do it; `note` has the reason
     min_us: float | None = None
     p99_us: float | None = None
     algbw_gbs: float | None = None
     busbw_gbs: float | None = None
     messages_per_s: float | None = None
-    ratio: float | None = None  # the first contender's median, divided by this one's
+    ratio: float | None = None  # the first contender's median divided by this contender's
     wrong: int | None = None  # elements that differ from NumPy's, on all ranks; None: not checked
     note: str = ""
-    host_us: float | None = None  # until the calls have returned: of GPU arrays only
+    host_us: float | None = None  # time until the calls return; only for GPU arrays
 
 
 def row(
@@ -81,8 +81,8 @@ def row(
 class Table:
     """The table of one benchmark: a head, one line for each size, and a summary.
 
-    The columns of the first contender (hpccomm) come first; each other one has its median and the ratio. With `gpu`,
-    each has a column for the host's time as well.
+    The columns of the first contender (hpccomm) come first. Every other contender has a column for its median and one
+    for the ratio. With `gpu`, every contender also has a column for the host's time.
     """
 
     def __init__(self, benchmark: Benchmark, contenders: Sequence[str], check: bool = False, gpu: bool = False) -> None:
@@ -90,7 +90,7 @@ class Table:
         self._first, *self._others = contenders
         self._check = check
         self._rows: list[Row] = []
-        # Each column, its field of a row, and the function that formats it.
+        # Each column, its field of a row, and its formatting function.
         fields: list[tuple[Column, str, Callable[[Any], str]]] = []
         if benchmark.sized:
             fields += [(("size", "bytes", 11), "size_bytes", str), (("count", "elements", 11), "count", str)]
@@ -110,7 +110,7 @@ class Table:
         self._columns = [column for _, column, _, _ in self._fields] + [("check", "", 6)] * check
 
     def head(self) -> str:
-        """Return the title and two lines of column heads."""
+        """Return the title and two lines of column headings."""
         return f"{self._benchmark.name}: {self._benchmark.summary}\n{heads(self._columns)}"
 
     def line(self, rows: Sequence[Row]) -> str:
@@ -144,7 +144,7 @@ class Table:
 
 
 def heads(columns: Sequence[Column]) -> str:
-    """Return two lines: the names, and the units."""
+    """Return two lines: the names and the units of the columns."""
     units = [f"({unit})" if unit else "" for _, unit, _ in columns]
     return "\n".join(aligned(columns, line).rstrip() for line in ([name for name, _, _ in columns], units))
 
@@ -155,29 +155,29 @@ def aligned(columns: Sequence[Column], cells: Sequence[str]) -> str:
 
 
 def microseconds(time: float | None) -> str:
-    """Return a time with its significant digits."""
+    """Return a time as text with its significant digits."""
     if time is None:
         return "-"
     return f"{time:.2f}" if time < 1000 else f"{time:.1f}" if time < 100_000 else f"{time:.0f}"
 
 
 def bandwidth(rate: float | None) -> str:
-    """Return GB/s."""
+    """Return a bandwidth in GB/s as text."""
     return "-" if rate is None else f"{rate:.2f}" if rate >= 1 or rate == 0 else f"{rate:.3f}"
 
 
 def millions(rate: float | None) -> str:
-    """Return a rate in millions per second."""
+    """Return a rate as text in millions per second."""
     return "-" if rate is None else f"{rate / 1e6:.3f}"
 
 
 def ratio(value: float | None) -> str:
-    """Return a ratio with at least two digits."""
+    """Return a ratio as text with at least two digits."""
     return "-" if value is None else f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
 
 
 def verdict(rows: Sequence[Row]) -> str:
-    """Return the result of the check of one size, for all contenders together."""
+    """Return the check's result for one size, over all contenders."""
     if any(each.wrong for each in rows):
         return "WRONG"
     return "ok" if any(each.wrong is not None for each in rows) else "-"

@@ -1,4 +1,4 @@
-"""The benchmarks of one command: for each size the arrays, the contenders' calls, the check, the timing."""
+"""Run the benchmarks of one command: for each size make the arrays and calls, check results, and time them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Session:
     """The contenders on one group; a context manager that closes them. Every rank makes the same calls.
 
-    With ``device="cuda"`` the arrays are on each rank's current GPU.
+    If ``device="cuda"``, the arrays are on each rank's current GPU.
     """
 
     def __init__(
@@ -33,11 +33,11 @@ class Session:
         self.plan = plan or Plan()
         self.finish: Callable[[], None] | None = gpu.finish if device == "cuda" else None
         self._allocate: Callable[..., Any] = gpu.empty if device == "cuda" else np.empty
-        self.contenders: dict[str, Contender] = {}  # those that run here, hpccomm first
-        self.missing: dict[str, str] = {}  # the reason for each that does not
+        self.contenders: dict[str, Contender] = {}  # the contenders that run here, hpccomm first
+        self.missing: dict[str, str] = {}  # for each contender that does not run here: the reason
         for name in dict.fromkeys(["hpccomm", *against]):
             chosen = contender_class(name, device)
-            why = self._first(chosen.missing())  # one rank without it, perhaps on another node, is enough
+            why = self._first(chosen.missing())  # one rank without it (perhaps on another node) is enough
             if why is None:
                 try:
                     self.contenders[name] = chosen(group, self.comm)
@@ -102,7 +102,7 @@ class Session:
     def calls(
         self, benchmark: Benchmark, case: Case, shared: Arrays, async_op: bool = False
     ) -> tuple[dict[str, Call], dict[str, Arrays], dict[str, str]]:
-        """Return the calls of the contenders, tried once; their arrays; and the reasons of those that have no call."""
+        """Return the contenders' calls, each tried once; their arrays; and the reasons of contenders without a call."""
         calls: dict[str, Call] = {}
         used: dict[str, Arrays] = {}
         notes = dict(self.missing)
@@ -125,7 +125,7 @@ class Session:
     def count_wrong(self, arrays: Arrays, call: Call) -> int:
         """Return the number of elements on all ranks that differ from NumPy's."""
         arrays.fill()
-        self.comm.Barrier()  # nobody writes into a rank that is still filling its arrays
+        self.comm.Barrier()  # no rank may receive while it still fills its arrays
         call()
         self._wait()
         total: int = self.comm.allreduce(arrays.wrong())

@@ -1,8 +1,8 @@
-"""The same work, done by different libraries.
+"""Contenders: the same work in different libraries.
 
-A contender has a method for each benchmark it can run, of the same name. It takes the case, the arrays and `async_op`,
-and returns a call: a function without arguments that does the work once. A program would prepare the rest outside its
-loop, and so does the method.
+A contender has a method for each benchmark that it can run, with the benchmark's name. The method takes the case, the
+arrays and `async_op`, and returns a call: a function without arguments that does the work once. The method prepares
+everything that a program would prepare outside its loop.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ CONTENDERS = {
     "mpi4py": "mpi4py_calls:RawMPI4py",
     "torch-hpccomm": "torch_calls:TorchHPCComm",
     "torch-gloo": "torch_calls:TorchGloo",
-    "gloo": "torch_calls:TorchGloo",  # as it was called first
+    "gloo": "torch_calls:TorchGloo",  # an older name
     "shared": "hpccomm_variant_calls:Shared",
     "persistent": "hpccomm_variant_calls:Persistent",
     "one_by_one": "hpccomm_variant_calls:OneByOne",
     "copy": "copy_calls:Copy",
 }
 
-# On GPU arrays.
+# For GPU arrays.
 GPU_CONTENDERS = {
     "hpccomm": "gpu_calls:OverNCCL",
     "cuda:mpi": "gpu_calls:OverMPI",
@@ -38,7 +38,7 @@ OF_DEVICE = {"cpu": CONTENDERS, "cuda": GPU_CONTENDERS}
 
 
 def contender_class(name: str, device: str = "cpu") -> type[Contender]:
-    """Return the class of the contender that ``--against`` calls `name`."""
+    """Return the class of a contender by its name in ``--against``."""
     module, _, attribute = OF_DEVICE[device][name].partition(":")
     found: type[Contender] = getattr(importlib.import_module(f".{module}", __package__), attribute)
     return found

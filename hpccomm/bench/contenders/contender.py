@@ -1,4 +1,4 @@
-"""Contender: the base class of all contenders, with the benchmarks of messages."""
+"""Contender: the base class of all contenders, which implements the benchmarks of messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ... import ProcessGroup
 
 Call: TypeAlias = Callable[[], Any]
-Method: TypeAlias = Callable[[Any, Case, Arrays, bool], Call]  # of a contender, for one benchmark
+Method: TypeAlias = Callable[[Any, Case, Arrays, bool], Call]  # a contender's method for one benchmark
 
 
 class Unsupported(Exception):
@@ -21,16 +21,16 @@ class Unsupported(Exception):
 
 
 class Contender:
-    """A library that does the work of the benchmarks; see the package's text."""
+    """A library that does the work of the benchmarks; see the package's docstring."""
 
     name: ClassVar[str]
-    own_arrays: ClassVar[bool] = False  # whether it needs arrays of another kind than the other contenders
-    # Raised before any communication, for an operation, dtype or reduction that it does not have.
+    own_arrays: ClassVar[bool] = False  # True: it needs other arrays than the other contenders
+    # Raised before any communication for an unsupported operation, dtype or reduction.
     refusals: ClassVar[tuple[type[Exception], ...]] = (Unsupported, NotImplementedError, TypeError, ValueError)
 
     def __init__(self, group: ProcessGroup, comm: MPI.Intracomm) -> None:
         self.group = group
-        self.comm = comm  # of the same ranks, the contender's own
+        self.comm = comm  # the contender's own, with the same ranks
 
     @classmethod
     def missing(cls) -> str | None:
@@ -38,7 +38,7 @@ class Contender:
         return None
 
     def arrays(self, benchmark: Benchmark, case: Case) -> Arrays:
-        """Return this contender's own arrays, if it does not share those of the others."""
+        """Return this contender's own arrays; only called if it does not share the others' arrays."""
         return benchmark.arrays(case)
 
     def release(self) -> None:
@@ -52,9 +52,9 @@ class Contender:
         return self._call(benchmark, case, arrays, True)
 
     def call(self, benchmark: Benchmark, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """Return a call of the whole operation: blocking, or started and waited for."""
+        """Return a call of the whole operation: a blocking call, or a start and a wait."""
         call = self._call(benchmark, case, arrays, async_op)
-        if not async_op or benchmark.kind == "message":  # those wait themselves
+        if not async_op or benchmark.kind == "message":  # calls of messages include the wait
             return call
         wait = self.wait
         return lambda: wait(call())
@@ -69,11 +69,11 @@ class Contender:
     # -- messages --------------------------------------------------------------------------------------
 
     def wait(self, handle: Any) -> Any:
-        """Wait for an operation that a call has started."""
+        """Wait for a started operation."""
         raise NotImplementedError
 
     def poll(self, handle: Any) -> bool:
-        """Return True if the operation is done; the library may progress it meanwhile."""
+        """Return True if the operation is done; the library may make progress in this call."""
         raise NotImplementedError
 
     def wait_all(self, handles: Iterable[Any]) -> None:
@@ -82,15 +82,15 @@ class Contender:
             self.wait(handle)
 
     def sender(self, array: Any, peer: int, async_op: bool) -> Call:
-        """Return a call that sends, or starts to send, `array`."""
+        """Return a call that sends `array`, or starts to send it."""
         raise NotImplementedError
 
     def receiver(self, array: Any, peer: int, async_op: bool) -> Call:
-        """Return a call that receives, or starts to receive, into `array`."""
+        """Return a call that receives into `array`, or starts to receive."""
         raise NotImplementedError
 
     def together(self, starts: Sequence[Call]) -> Call:
-        """Return a call that starts all of these messages, and waits for them."""
+        """Return a call that starts all of these messages and waits for them."""
         wait_all = self.wait_all
         return lambda: wait_all([start() for start in starts])
 
@@ -101,7 +101,7 @@ class Contender:
         )
 
     def ping_pong(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """Send and receive, or receive and send: the lower rank of a pair begins."""
+        """Send and receive, or receive and send; the lower rank of a pair sends first."""
         if case.peer is None:
             return idle
         send = self.sender(arrays.send, case.peer, async_op)
@@ -120,7 +120,7 @@ class Contender:
         return self.together(starts + [self.sender(arrays.send, case.peer, True)] * case.window)
 
     def message_rate(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """Start all sends or all receives, wait for them, then pass one element back."""
+        """Start all sends or all receives, wait for them, and send one element back."""
         if case.peer is None:
             return idle
         wait_all = self.wait_all

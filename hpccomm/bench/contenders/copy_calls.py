@@ -1,4 +1,4 @@
-"""A plain copy of the array, on all ranks at once: the limit that the machine's memory sets."""
+"""A plain copy of the array on all ranks at once: the limit set by the machine's memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .contender import Call, Contender, Unsupported
 
 
 class Copy(Contender):
-    """`numpy.copyto`, beside all_reduce."""
+    """`numpy.copyto`, for comparison with all_reduce."""
 
     name = "copy"
     own_arrays = True

@@ -18,7 +18,7 @@ OPS = {"sum": "sum", "product": "prod", "min": "min", "max": "max"}
 
 
 class CupyxDistributed(Contender):
-    """The methods of NCCLBackend, whose ranks find each other over MPI."""
+    """The methods of NCCLBackend; its ranks find each other over MPI."""
 
     name = "cupyx"
     refusals = (*Contender.refusals, RuntimeError)
@@ -32,7 +32,7 @@ class CupyxDistributed(Contender):
         try:
             made = importlib.import_module("cupyx.distributed").NCCLBackend
             self._backend: Any = made(group.size, group.rank, use_mpi=True)
-        except Exception as error:  # NCCL's: two ranks have the same GPU
+        except Exception as error:  # NCCL's error if two ranks have the same GPU
             raise Unsupported(f"{type(error).__name__}: {error}") from error
 
     @classmethod
@@ -41,15 +41,15 @@ class CupyxDistributed(Contender):
             if not importlib.import_module("cupy.cuda.nccl").available:
                 return "CuPy finds no NCCL library"
             importlib.import_module("cupyx.distributed")
-        except Exception as error:  # whatever importing raises where there is no GPU
+        except Exception as error:  # without a GPU, importing may raise any exception
             return f"can't be imported: {error}"
         return None
 
     def close(self) -> None:
-        del self._backend  # which destroys its communicator
+        del self._backend  # destroys its communicator
 
     def wait(self, handle: Any) -> None:
-        """Do nothing: what follows on the stream comes afterwards."""
+        """Do nothing: later work on the stream waits anyway."""
 
     def sender(self, array: Any, peer: int, async_op: bool) -> Call:
         return partial(self._backend.send, array, peer)

@@ -1,4 +1,4 @@
-"""hpccomm on GPU arrays: over NCCL, and over MPI."""
+"""hpccomm on GPU arrays, over NCCL and over MPI."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class OverNCCL(HPCComm):
-    """The functions of hpccomm; messages that cross each other go in one group of NCCL's."""
+    """The functions of hpccomm; messages in both directions go in one NCCL group."""
 
     def __init__(self, group: hc.ProcessGroup, comm: MPI.Intracomm) -> None:
         super().__init__(group, comm)
@@ -35,7 +35,7 @@ class OverNCCL(HPCComm):
         return None
 
     def together(self, starts: Sequence[Call]) -> Call:
-        """Return a call of one batch: on a stream, a receive behind an unmatched send would wait for ever."""
+        """Return a call of one batch, because on a stream a receive after an unmatched send would wait forever."""
         return batch(starts)
 
 

@@ -1,4 +1,4 @@
-"""hpccomm, called as a program calls it."""
+"""hpccomm, called as in a program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class HPCComm(TorchModel):
-    """The functions of hpccomm: those of the model, and more."""
+    """The functions of hpccomm: those of torch.distributed's model, and more."""
 
     name = "hpccomm"
     library = hc
@@ -44,9 +44,9 @@ for _name in MEASURED:
 
 
 class InAnotherGroup(HPCComm):
-    """The functions of hpccomm, in a group of the same ranks that it makes, mostly with other backends."""
+    """The functions of hpccomm in a new group of the same ranks, usually with other backends."""
 
-    configuration: str | None = None  # the world's
+    configuration: str | None = None  # None: the world's
 
     def __init__(self, group: hc.ProcessGroup, comm: MPI.Intracomm) -> None:
         made: Any = hc.new_group(group.ranks, backend=self.configuration, use_local_synchronization=True)
@@ -57,7 +57,7 @@ class InAnotherGroup(HPCComm):
 
 
 def batch(starts: Sequence[Any]) -> Call:
-    """Return a call of batch_isend_irecv with the isends and irecvs of `starts`; the list is made once."""
+    """Return a call of batch_isend_irecv with the isends and irecvs of `starts`; their list is made only once."""
     operations = [hc.P2POp(start.func, *start.args) for start in starts]
 
     def call() -> None:

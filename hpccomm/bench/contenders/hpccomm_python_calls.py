@@ -1,4 +1,4 @@
-"""hpccomm without the compiled extension, beside hpccomm with it, in one process."""
+"""hpccomm without the compiled extension, to compare both in one process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class PythonBackend(MPIBackend):
-    """Host arrays over MPI, as where ``HPCCOMM_NATIVE=0``."""
+    """Host arrays over MPI, as with ``HPCCOMM_NATIVE=0``."""
 
     def __init__(self, options: BackendOptions) -> None:
         super().__init__(options)
@@ -27,17 +27,17 @@ class PythonBackend(MPIBackend):
 
 
 class InPython(InAnotherGroup):
-    """The functions of hpccomm, in a group without a fast path."""
+    """The functions of hpccomm in a group without a fast path."""
 
     name = "python"
 
     def __init__(self, group: hc.ProcessGroup, comm: MPI.Intracomm) -> None:
         super().__init__(group, comm)
         dispatcher, backend = self.group.dispatcher, PythonBackend(options_for(self.group, "cpu"))
-        dispatcher.backends["cpu"] = backend  # before the first array makes another one
+        dispatcher.backends["cpu"] = backend  # in time: the first array would make another backend
         dispatcher.take_fast_path(backend.fast_path)
 
     @classmethod
     def missing(cls) -> str | None:
-        """Return the reason why hpccomm itself is in Python here; then there is nothing to compare."""
+        """Return a reason if hpccomm has no compiled extension here; then there is nothing to compare."""
         return f"hpccomm has no compiled extension here ({native.reason})" if native.fastpath is None else None

@@ -1,4 +1,4 @@
-"""hpccomm in other ways: node-shared arrays, persistent operations, one call for each array."""
+"""Variants of hpccomm: node-shared arrays, persistent operations, one call for each array."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHARED = ("all_reduce", "reduce", "broadcast", "all_gather_single", "reduce_scat
 
 
 class Shared(HPCComm):
-    """The functions of hpccomm on node-shared arrays (`hpccomm.empty_shared`), where they are faster on one node."""
+    """The functions of hpccomm that are faster on node-shared arrays (`hpccomm.empty_shared`) on one node."""
 
     name = "shared"
     own_arrays = True
@@ -30,7 +30,7 @@ class Shared(HPCComm):
         self._parent = group
 
     def arrays(self, benchmark: Benchmark, case: Case) -> Arrays:
-        """Return arrays in a group of their own: their memory is freed with their group."""
+        """Return arrays in a new group, because their memory is freed with their group."""
         if benchmark.name not in SHARED:
             raise Unsupported(f"{benchmark.name} is the same on node-shared arrays")
         group: Any = hc.split_group(self._parent, 0)
@@ -44,12 +44,12 @@ class Shared(HPCComm):
 
 
 class Persistent(HPCComm):
-    """The persistent operations of hpccomm (``all_reduce_init`` and so on): made once, started and waited for often."""
+    """The persistent operations of hpccomm (such as ``all_reduce_init``): set up once, and started many times."""
 
     name = "persistent"
 
     def call(self, benchmark: Benchmark, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """Return a call of start and wait, whether async_op or not."""
+        """Return a call of start and wait, for both values of `async_op`."""
         operation = self._operation(benchmark, case, arrays)
 
         def call() -> None:
@@ -59,7 +59,7 @@ class Persistent(HPCComm):
         return call
 
     def _operation(self, benchmark: Benchmark, case: Case, arrays: Arrays) -> hc.PersistentWork:
-        """Return the persistent operation, made with the plain function's arguments but async_op."""
+        """Return the persistent operation, made with the plain function's arguments except `async_op`."""
         init = getattr(hc, f"{benchmark.name}_init", None)
         if init is None:
             raise Unsupported(f"hpccomm has no {benchmark.name}_init")
@@ -69,7 +69,7 @@ class Persistent(HPCComm):
 
 
 class OneByOne(HPCComm):
-    """One call of hpccomm for each array, in the loop that a coalesced operation replaces."""
+    """One call of hpccomm for each array, in a loop that a coalesced operation would replace."""
 
     name = "one_by_one"
 

@@ -1,4 +1,4 @@
-"""Raw mpi4py, as an MPI expert writes it: buffers with their datatypes, in place where MPI can."""
+"""Raw mpi4py, as an MPI expert writes it: buffers with datatypes, in place if MPI can."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...mpi import datatypes
 from ..registry import Arrays, Case
 from .contender import Call, Contender, Unsupported
 
-# Without the half precisions, which the MPI standard does not have.
+# The MPI standard has no half precisions.
 DATATYPES = {np.dtype(code): MPI.Datatype.fromcode(code) for code in "bBhHiIlLqQfdgFDG"}
 
 OPS = {op.name.lower(): mpi_op for op, mpi_op in datatypes.OPS.items()}
@@ -82,7 +82,7 @@ class RawMPI4py(Contender):
         method: Callable[..., Any] = getattr(self.comm, f"I{name.lower()}" if async_op else name)
         return method
 
-    # -- several arrays: packed into one that is kept, sent, and unpacked ---------------------------------
+    # -- several arrays: packed into one array that is reused, sent, and unpacked -------------------------
 
     def all_gather(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
         gathered = np.empty(case.count, case.dtype)
@@ -125,7 +125,7 @@ class RawMPI4py(Contender):
         return _coalesced(sent, packed, broadcast, packed, received, async_op)
 
     def all_gather_single_coalesced(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """Return a call of MPI_Allgather; each result is a block of columns of what it gathers."""
+        """Return a call of MPI_Allgather; each result is a block of columns of the gathered array."""
         return self._all_gather(arrays, np.empty((case.ranks, case.part), case.dtype), async_op)
 
     def all_gather_coalesced(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
@@ -137,7 +137,7 @@ class RawMPI4py(Contender):
         return _coalesced(arrays.send, packed, gather, gathered, arrays.receive, async_op)
 
     def reduce_scatter_single_coalesced(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """Return a call of MPI_Reduce_scatter_block, to which each array is a block of columns."""
+        """Return a call of MPI_Reduce_scatter_block; each array is a block of columns of its input."""
         packed, result = np.empty((case.ranks, case.part), case.dtype), np.empty(case.part, case.dtype)
         operation = partial(self.comm.Reduce_scatter_block, reducible(packed), reducible(result), OPS[case.op])
         reduce = _averaged(operation, case, result, async_op)
@@ -146,11 +146,11 @@ class RawMPI4py(Contender):
 
 
 def _coalesced(sent: list[Any], packed: Any, operation: Call, result: Any, received: list[Any], async_op: bool) -> Call:
-    """Return a call that packs `sent` side by side, communicates, and unpacks `result` into `received`."""
+    """Return a call that packs `sent` side by side, communicates, and unpacks `result` to `received`."""
     if async_op:
         raise Unsupported("mpi4py has no asynchronous form of packing and unpacking")
     ends = np.cumsum([each.shape[-1] for each in received], dtype=int)
-    pieces = list(zip(received, np.split(result, ends[:-1], axis=-1), strict=False))  # one too many, if none is wanted
+    pieces = list(zip(received, np.split(result, ends[:-1], axis=-1), strict=False))  # an extra one if `received` is []
 
     def call() -> None:
         if sent:
@@ -163,14 +163,14 @@ def _coalesced(sent: list[Any], packed: Any, operation: Call, result: Any, recei
 
 
 def described(array: Any) -> list[Any]:
-    """Return ``[array, datatype]``, with MPI.BYTE where MPI has no such datatype."""
+    """Return ``[array, datatype]``, with MPI.BYTE if MPI has no such datatype."""
     if array.dtype in DATATYPES:
         return [array, DATATYPES[array.dtype]]
     return [array.view(np.uint8), MPI.BYTE]
 
 
 def reducible(array: Any) -> list[Any]:
-    """Return ``[array, datatype]`` for a reduction; Unsupported where MPI has no such datatype."""
+    """Return ``[array, datatype]`` for a reduction; raise Unsupported if MPI has no such datatype."""
     if array.dtype not in DATATYPES:
         raise Unsupported(f"MPI does not reduce {array.dtype}")
     return [array, DATATYPES[array.dtype]]
@@ -183,7 +183,7 @@ def _plain(case: Case) -> MPI.Op:
 
 
 def _averaged(call: Call, case: Case, result: Any, async_op: bool) -> Call:
-    """Return `call`, followed for AVG by the division of `result`: MPI has no such operation."""
+    """Return `call`; for AVG, which MPI does not have, it is followed by a division of `result`."""
     if case.op != "avg":
         return call
     if async_op:

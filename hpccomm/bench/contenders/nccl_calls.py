@@ -1,4 +1,4 @@
-"""Raw `cupy.cuda.nccl` on the current stream, as the fastest program written by hand calls it."""
+"""Raw `cupy.cuda.nccl` on the current stream, as the fastest hand-written program calls it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def coalesced(single: Method) -> Method:
-    """Return the method that makes one group of the calls of `single`, one for each array that has elements."""
+    """Return a method that calls `single` for each non-empty array, all calls in one NCCL group."""
 
     def method(self: RawNCCL, case: Case, arrays: Arrays, async_op: bool) -> Call:
         sent = arrays.receive if arrays.send is None else arrays.send
@@ -30,7 +30,7 @@ def coalesced(single: Method) -> Method:
 
 
 class RawNCCL(Contender):
-    """The methods of NcclCommunicator. Asynchronous or not is the same on a stream; there is nothing to wait for."""
+    """The methods of NcclCommunicator; `async_op` makes no difference, because the stream orders the calls."""
 
     name = "nccl"
 
@@ -49,7 +49,7 @@ class RawNCCL(Contender):
     def missing(cls) -> str | None:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of a missing library
+                warnings.simplefilter("ignore")  # about a missing library
                 from cupy.cuda import nccl
         except ImportError as error:
             return str(error)
@@ -59,7 +59,7 @@ class RawNCCL(Contender):
         self._raw.destroy()
 
     def wait(self, handle: Any) -> None:
-        """Do nothing: what follows on the stream comes afterwards."""
+        """Do nothing: later work on the stream waits anyway."""
 
     def wait_all(self, handles: Iterable[Any]) -> None:
         """Do nothing."""
@@ -91,20 +91,20 @@ class RawNCCL(Contender):
         return partial(self._raw.reduceScatter, send, receive, *_reduced(case, arrays.receive), gpu.current_stream())
 
     def all_to_all_single(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """Return a call of a group of ncclSend and ncclRecv: CuPy has no ncclAlltoAll."""
+        """Return a call of a group of ncclSend and ncclRecv, because CuPy has no ncclAlltoAll."""
         starts = [self.receiver(row, rank, True) for rank, row in enumerate(arrays.receive)]
         return self.together(starts + [self.sender(row, rank, True) for rank, row in enumerate(arrays.send)])
 
     all_to_all = all_to_all_single
 
     def all_gather(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """Return a call of a group of ncclBroadcast: the results lie apart."""
+        """Return a call of a group of ncclBroadcast, because the results are not contiguous."""
         send, how, stream = arrays.send.data.ptr, _moved(arrays.send), gpu.current_stream()
         outputs = enumerate(arrays.receive)
         return self.together([partial(self._raw.broadcast, send, to.data.ptr, *how, r, stream) for r, to in outputs])
 
     def reduce_scatter(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """Return a call of a group of ncclReduce: the inputs lie apart."""
+        """Return a call of a group of ncclReduce, because the inputs are not contiguous."""
         into, how, stream = arrays.receive.data.ptr, _reduced(case, arrays.receive), gpu.current_stream()
         inputs = enumerate(arrays.send)
         return self.together([partial(self._raw.reduce, each.data.ptr, into, *how, r, stream) for r, each in inputs])
@@ -115,7 +115,7 @@ class RawNCCL(Contender):
     reduce_scatter_single_coalesced = coalesced(reduce_scatter_single)
 
     def together(self, starts: Sequence[Call]) -> Call:
-        """Return a call of one group of NCCL's."""
+        """Return a call of one NCCL group."""
         start, end = self._nccl.groupStart, self._nccl.groupEnd
 
         def call() -> None:

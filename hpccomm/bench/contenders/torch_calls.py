@@ -22,9 +22,9 @@ OLD_NAMES = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_sing
 
 
 class TorchDistributed(TorchModel):
-    """The functions of torch.distributed, with a process group that MPI helps to start."""
+    """The functions of torch.distributed, with a process group whose address MPI broadcasts."""
 
-    backend: str  # of torch.distributed
+    backend: str  # the backend's name in torch.distributed
     ops: tuple[str, ...]
     refusals = (*TorchModel.refusals, RuntimeError)
 
@@ -36,7 +36,7 @@ class TorchDistributed(TorchModel):
         torch.set_num_threads(1)
         self.torch, self.library = torch, dist
         self._group_of_torch: Any = None
-        if dist.is_initialized():  # by another contender
+        if dist.is_initialized():  # another contender did it
             self._group_of_torch = dist.new_group(backend=self.backend)
         else:
             self._init_process_group()
@@ -105,7 +105,7 @@ class TorchGloo(TorchDistributed):
 
 
 class TorchHPCComm(TorchDistributed):
-    """torch.distributed over hpccomm: what `hpccomm.torch` adds to hpccomm."""
+    """torch.distributed over hpccomm; it shows the time that `hpccomm.torch` adds."""
 
     name = "torch-hpccomm"
     backend = "hpccomm"

@@ -1,4 +1,4 @@
-"""The operations of torch.distributed's model, which have the same arguments in hpccomm and in torch."""
+"""The operations of torch.distributed's model; their arguments are the same in hpccomm and in torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .contender import Call, Contender, Method
 
 
 def operation(name: str) -> Method:
-    """Return the method that calls the library's function `name`, with the arguments of the list of operations."""
+    """Return the method that calls the library's function `name` with the arguments in the operation list."""
     arguments = [ARGUMENTS[each] for each in OPERATIONS[name].arguments]
 
     def method(self: TorchModel, case: Case, arrays: Arrays, async_op: bool) -> Call:
@@ -23,12 +23,12 @@ def operation(name: str) -> Method:
 
 
 def _input(arrays: Arrays) -> Any:
-    """Return the input: the output array, if the operation works in place."""
+    """Return the input, which is the output array if the operation works in place."""
     return arrays.receive if arrays.send is None else arrays.send
 
 
 def _output_lists(arrays: Arrays) -> list[list[Any]]:
-    """Return a list for each rank: `receive` has them one after the other."""
+    """Return a list of outputs for each rank; `receive` is their concatenation."""
     received, count = arrays.receive, len(arrays.send)
     return [received[start : start + count] for start in range(0, len(received), count)]
 
@@ -36,7 +36,7 @@ def _output_lists(arrays: Arrays) -> list[list[Any]]:
 ARGUMENTS: dict[str, Callable[[Any, Case, Arrays], Any]] = {
     "array": lambda self, case, arrays: self._array(_input(arrays)),
     "arrays": lambda self, case, arrays: self._rows(_input(arrays)),
-    "inputs": lambda self, case, arrays: self._rows(arrays.send) or None,  # none where only the root has any
+    "inputs": lambda self, case, arrays: self._rows(arrays.send) or None,  # None on ranks without inputs
     "output": lambda self, case, arrays: self._array(arrays.receive),
     "outputs": lambda self, case, arrays: None if arrays.receive is None else self._rows(arrays.receive),
     "output_lists": lambda self, case, arrays: _output_lists(arrays),
@@ -48,7 +48,7 @@ ARGUMENTS: dict[str, Callable[[Any, Case, Arrays], Any]] = {
 
 
 class TorchModel(Contender):
-    """The functions of `library`, a module like torch.distributed."""
+    """The functions of `library`, a module with torch.distributed's model."""
 
     library: Any
 
@@ -72,7 +72,7 @@ class TorchModel(Contender):
         group = () if self._group is None else (self._group,)
         return partial(function, self._array(array), self._rank(peer), *group)
 
-    # -- where the libraries differ ----------------------------------------------------------------------
+    # -- differences between the libraries ---------------------------------------------------------------
 
     @property
     def _group(self) -> Any:
@@ -89,14 +89,14 @@ class TorchModel(Contender):
         return [self._array(row) for row in array]
 
     def _rank(self, rank: int) -> int:
-        """Return the rank in the world of a rank of the group."""
+        """Return the world rank of a rank in the group."""
         return rank
 
     def _op(self, case: Case) -> Any:
         return getattr(self.library.ReduceOp, case.op.upper())
 
 
-# The operations whose arguments are known here; those that only hpccomm has are not the model's.
+# The operations whose arguments are in ARGUMENTS; the model does not include operations that only hpccomm has.
 MEASURED = [name for name, spec in OPERATIONS.items() if spec.is_asynchronous and {*spec.arguments} <= ARGUMENTS.keys()]
 for _name in MEASURED:
     if not _name.endswith(("scan", "_coalesced")):

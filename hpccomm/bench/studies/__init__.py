@@ -1,1 +1,1 @@
-"""Studies: measurements beyond timing one operation after the other."""
+"""Studies: measurements that do more than time single operations."""

@@ -1,7 +1,7 @@
 """The host time that hpccomm's layers add to CuPy's own calls of NCCL on GPU arrays.
 
-The host only starts an operation of the GPU, so a program with many small operations waits for this time. Both take
-turns, and medians count.
+The host only starts GPU operations, so this time limits programs with many small operations. CuPy's and hpccomm's calls
+take turns, and their medians are compared.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..session import Session
 
 BYTES = 8  # of each array
 PIECES = 10  # arrays in a coalesced call
-PLAN = Plan(iterations=1000, batch=10)  # short batches: few are interrupted by other processes, and no queue is full
+PLAN = Plan(iterations=1000, batch=10)  # short batches: other processes interrupt few of them, and no queue gets full
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class GPUOverhead:
 
 
 def overheads(group: hc.ProcessGroup, plan: Plan = PLAN) -> list[GPUOverhead]:
-    """Return the measurements on the current GPU; DistBackendError if there is no NCCL."""
+    """Return the measurements on the current GPU; raise DistBackendError without NCCL."""
     found = _measured(group, plan, comparisons)
     impatient: Any = hc.new_group(group.ranks, on_timeout="raise", use_local_synchronization=True)
     found += _measured(
@@ -68,7 +68,7 @@ def _measured(
 
 
 def comparisons(session: Session) -> Iterator[tuple[str, Call, Call]]:
-    """Yield the rows: a title, hpccomm's call, and CuPy's for the same work."""
+    """Yield a title, hpccomm's call, and CuPy's call for the same work, for each row."""
     yield _pair(session, "all_reduce")
     yield _pair(session, "all_reduce", "all_reduce, async + wait", async_op=True)
     for name in ("broadcast", "reduce", "all_gather_single", "reduce_scatter_single", "sendrecv"):

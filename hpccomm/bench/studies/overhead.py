@@ -1,10 +1,10 @@
 """The time that hpccomm adds to a call: hpccomm's call minus the same work written with mpi4py, in ns.
 
-One rank communicates with nobody, so the time is that of the layers. The smallest of many repetitions counts, as timeit
-advises: every disturbance makes a repetition longer. Two ranks exchange messages, whose time depends on the other
-rank's arrival, so there the median counts, of the slower rank's times. hpccomm is measured on both of its paths, the
-compiled one and the one in Python, where this process has both; and again with its recorder. The last rows are mpi4py's
-own calls under ``hpccomm run``.
+On one rank there is no communication, so only the layers take time. The result is the smallest of many repetitions, as
+timeit recommends, because disturbances only make repetitions longer. Two ranks exchange messages, whose time depends on
+the other rank's arrival, so the result is the median of the slower rank's times. hpccomm is measured on its compiled
+path and its Python path if this process has both, and again with its recorder. The last rows are mpi4py's own calls
+under ``hpccomm run``.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from ..registry import Arrays, Benchmark, Case, load
 from ..session import Session
 
 BYTES = 8  # of each array
-AWAITS = 20  # in one run of the event loop, which takes longer than they do
-DERIVED = ("added_ns", "ratio", "recorder_ns", "python_added_ns")  # of an Overhead
-PLANS = {1: Plan(iterations=50, batch_seconds=2e-3), 2: Plan(iterations=400, batch_seconds=5e-4)}  # by ranks
+AWAITS = 20  # in one run of the event loop, because starting the loop takes longer than an await
+DERIVED = ("added_ns", "ratio", "recorder_ns", "python_added_ns")  # properties of an Overhead
+PLANS = {1: Plan(iterations=50, batch_seconds=2e-3), 2: Plan(iterations=400, batch_seconds=5e-4)}  # by number of ranks
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The same work by mpi4py, by hpccomm, and by its path in Python if that is another; on the same arrays."""
+    """The same work on the same arrays in mpi4py, in hpccomm, and on hpccomm's Python path if that differs."""
 
     operation: str
     arrays: Arrays
     mpi4py: Call
     hpccomm: Call
-    python: Call | None = None  # None: it is the same
-    times: int = 1  # the work is done in one call
+    python: Call | None = None  # None: the same as hpccomm
+    times: int = 1  # repetitions of the work in one call
 
     @property
     def calls(self) -> dict[str, Call]:
-        """The calls, by contender."""
+        """The calls by contender."""
         both = {"mpi4py": self.mpi4py, "hpccomm": self.hpccomm}
         return both if self.python is None else both | {"python": self.python}
 
@@ -67,17 +67,17 @@ class Overhead:
     operation: str
     mpi4py_ns: float
     hpccomm_ns: float
-    recorded_ns: float  # hpccomm's, with the recorder on
-    python_ns: float | None = None  # hpccomm's path in Python, beside the compiled one
+    recorded_ns: float  # hpccomm's time with the recorder on
+    python_ns: float | None = None  # the time of hpccomm's Python path, if the compiled path exists too
 
     @property
     def added_ns(self) -> float:
-        """The time that hpccomm adds to mpi4py's call; below 0: it is faster."""
+        """The time that hpccomm adds to mpi4py's call; negative if hpccomm is faster."""
         return self.hpccomm_ns - self.mpi4py_ns
 
     @property
     def python_added_ns(self) -> float | None:
-        """The time that the path in Python adds to mpi4py's call."""
+        """The time that the Python path adds to mpi4py's call."""
         return None if self.python_ns is None else self.python_ns - self.mpi4py_ns
 
     @property
@@ -87,7 +87,7 @@ class Overhead:
 
     @property
     def ratio(self) -> float:
-        """The time of hpccomm divided by that of mpi4py."""
+        """The time of hpccomm divided by the time of mpi4py."""
         return self.hpccomm_ns / self.mpi4py_ns
 
 
@@ -117,7 +117,7 @@ def _ns(of: Comparison, calls: Mapping[str, Call], session: Session, plan: Plan 
 
 
 def on_one_rank(session: Session) -> Iterator[Comparison]:
-    """Yield the comparisons of one rank; on more, messages go to the right neighbour."""
+    """Yield the comparisons for one rank; on more ranks, messages go to the right neighbour."""
     yield _benchmark(session, "all_reduce")
     yield _benchmark(session, "all_reduce", "all_reduce, AVG", op="avg")
     yield _converted(session, "all_reduce, strided", np.float32, _every_other)
@@ -130,14 +130,14 @@ def on_one_rank(session: Session) -> Iterator[Comparison]:
         yield _benchmark(session, name)
     for name in ("all_reduce", "broadcast", "barrier"):
         yield _benchmark(session, name, f"{name}, async + wait", async_op=True)
-    # A blocking send to oneself waits for ever, so the pair of messages is the asynchronous one.
+    # A blocking send to the same rank would wait forever, so these messages are asynchronous.
     yield _exchange(session, "isend + irecv + wait_all", [1])
     yield _exchange(session, "batch of isend + irecv + wait_all", [1], batch=True)
     yield from _watched(session)
 
 
 def on_two_ranks(session: Session) -> Iterator[Comparison]:
-    """Yield the comparisons of two ranks, each of which is both neighbours of the other."""
+    """Yield the comparisons for two ranks; each rank is both neighbours of the other."""
     yield _benchmark(session, "ping_pong", "ping-pong: send + recv")
     yield _benchmark(session, "sendrecv")
     yield _exchange(session, "isend + irecv + wait_all", [1])
@@ -159,12 +159,12 @@ def _case(session: Session, name: str, dtype: Any = np.float64, op: str = "sum")
 
 
 def _by_path(session: Session, call: Callable[[hc.ProcessGroup], Call]) -> dict[str, Any]:
-    """Return what `call` makes of the group of each of hpccomm's paths."""
+    """Return the result of `call` for the group of each of hpccomm's paths, by contender."""
     return {each.name: call(each.group) for each in session.contenders.values() if isinstance(each, HPCComm)}
 
 
 def _by_hpccomm(session: Session, benchmark: Benchmark, case: Case, arrays: Arrays) -> dict[str, Any]:
-    """Return the call of each of hpccomm's paths."""
+    """Return the call of each of hpccomm's paths, by contender."""
     both = [each for each in session.contenders.values() if isinstance(each, HPCComm)]
     return {each.name: each.call(benchmark, case, arrays, False) for each in both}
 
@@ -177,7 +177,7 @@ def _benchmark(
     async_op: bool = False,
     contenders: Mapping[str, Contender] | None = None,
 ) -> Comparison:
-    """Return the comparison of an operation, as ``hpccomm bench`` makes it; default: of the session's contenders."""
+    """Return the comparison of an operation, as in ``hpccomm bench``; default: all contenders of the session."""
     benchmark, case = _case(session, name, op=op)
     arrays = benchmark.arrays(case)
     both: dict[str, Any] = {
@@ -188,7 +188,7 @@ def _benchmark(
 
 
 def _converted(session: Session, title: str, dtype: Any, allocate: Any = np.empty) -> Comparison:
-    """Return the comparison of all_reduce with a sum of contiguous float32 copies, for arrays that MPI can't take."""
+    """Compare all_reduce of arrays that MPI can't take with a sum of contiguous float32 copies."""
     benchmark, case = _case(session, "all_reduce", dtype)
     arrays = benchmark.arrays(replace(case, allocate=allocate))
     array, all_reduce = arrays.receive, session.comm.Allreduce
@@ -206,7 +206,7 @@ def _every_other(shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 def _coalesced(session: Session, title: str, pieces: int) -> Comparison:
-    """Return the comparison of the sums of several arrays in one call."""
+    """Compare sums of several arrays in one call."""
     _, case = _case(session, "all_reduce")
     whole = replace(case, count=pieces * case.count)
     arrays = replace(load()["all_reduce"].arrays(whole), receive=[case.array(case.count) for _ in range(pieces)])
@@ -218,7 +218,7 @@ def _coalesced(session: Session, title: str, pieces: int) -> Comparison:
 
 
 def _block(session: Session, title: str) -> Comparison:
-    """Return the comparison of a coalescing block with one sum of a packed array."""
+    """Compare a coalescing block with one sum of a packed array."""
     comparison = _coalesced(session, title, 3)
     arrays = comparison.arrays.receive
 
@@ -231,7 +231,7 @@ def _block(session: Session, title: str) -> Comparison:
 
 
 def _future(session: Session, title: str) -> Comparison:
-    """Return the comparison of a wait for a Future with MPI_Wait."""
+    """Compare a wait for a Future with MPI_Wait."""
     comparison = _benchmark(session, "all_reduce", title, async_op=True)
     array = comparison.arrays.receive
 
@@ -242,7 +242,7 @@ def _future(session: Session, title: str) -> Comparison:
 
 
 def _awaited(session: Session, title: str) -> Comparison:
-    """Return the comparison of `await` in an event loop with MPI_Wait, `AWAITS` times in each call."""
+    """Compare `await` in an event loop with MPI_Wait, `AWAITS` times in each call."""
     comparison = _benchmark(session, "all_reduce", title, "max", async_op=True)
     array, loop = comparison.arrays.receive, asyncio.new_event_loop()
 
@@ -262,7 +262,7 @@ def _awaited(session: Session, title: str) -> Comparison:
 
 
 def _without_arrays(session: Session) -> Iterator[Comparison]:
-    """Yield the comparisons of barriers, of a dict of two entries, and of groups: most of it is Python in any case."""
+    """Yield the comparisons of barriers, objects (a dict of two entries) and groups; both sides are mostly Python."""
     comm, group, value = session.comm, session.group, {"step": 3, "name": "x"}
     slots = [None] * group.size
     calls: dict[str, tuple[Call, Call]] = {
@@ -283,7 +283,7 @@ def _without_arrays(session: Session) -> Iterator[Comparison]:
 
 
 def _watched(session: Session) -> Iterator[Comparison]:
-    """Yield the comparisons of mpi4py's own calls with the same ones under ``hpccomm run``."""
+    """Yield the comparisons of mpi4py's own calls with the same calls under ``hpccomm run``."""
     own = session.contenders["mpi4py"]
     both = {"mpi4py": own, "hpccomm": type(own)(session.group, watched(session.comm, "watched"))}
     yield _benchmark(session, "all_reduce", "hpccomm run: Allreduce", contenders=both)
@@ -297,7 +297,7 @@ def _exchange(
     batch: bool = False,
     contenders: Mapping[str, Contender] | None = None,
 ) -> Comparison:
-    """Return the comparison of messages of one element, one in each direction (1: to the right)."""
+    """Compare messages of one element, one in each direction (1: to the right)."""
     rank, ranks, count = session.group.rank, session.group.size, len(directions)
     arrays = Arrays(
         send=np.zeros((count, 1)),
@@ -318,7 +318,7 @@ def _numbers(rank: int, count: int) -> Any:
 
 
 def watchdog_look(looks: int = 200) -> float:
-    """Return the median of the seconds that one look of the watchdog takes."""
+    """Return the median time of one look of the watchdog, in seconds."""
     watchdog, seconds = Watchdog(Reporter(0, 1, ".")), []
     for _ in range(looks):
         began = time.perf_counter()
@@ -328,7 +328,7 @@ def watchdog_look(looks: int = 200) -> float:
 
 
 def table(found: Sequence[Overhead], ranks: int, look: float) -> str:
-    """Return the table of the results; `look` is the time of the watchdog's look in seconds."""
+    """Return the table of the results; `look` is the time of one look of the watchdog in seconds."""
     how = "1 rank, 8 bytes, minimum" if ranks == 1 else f"{ranks} ranks, 8 bytes, median"
     has_both = any(each.python_ns is not None for each in found)
     columns = ["mpi4py", "compiled" if has_both else "hpccomm", "added", "ratio", *["python", "added"] * has_both]

@@ -1,7 +1,7 @@
-"""Pairs: latency and bandwidth between every two ranks, and the slow pairs, which a new allocation may have.
+"""Pairs: latency and bandwidth between every two ranks; it finds slow pairs of an allocation.
 
 In each round every rank has another partner, as in a tournament: N - 1 rounds for N ranks. The pairs of a round are
-measured at the same time, so a pair on a shared link shows its share of it.
+measured at the same time, so pairs on a shared link get only a share of its bandwidth.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import hpccomm as hc
 from ..plot import pyplot_without_display
 
 SMALL, LARGE = 8, 1 << 20  # bytes
-BATCH, SAMPLES = 20, 7  # round trips of small messages that are timed together; and how often
-SLOW = 2.0  # times the median of the pairs of its kind
-WIDEST = 16  # ranks of a table
+BATCH, SAMPLES = 20, 7  # round trips of small messages in one sample; number of samples
+SLOW = 2.0  # a pair is slow beyond this factor of the median of its kind
+WIDEST = 16  # the most ranks for which a table is printed
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The result of two ranks; a message takes half a round trip."""
+    """The result for two ranks; a message takes half a round trip."""
 
     ranks: tuple[int, int]
     same_node: bool
-    latency_us: float  # of 8 bytes
-    bandwidth_gbs: float  # of 1 MiB
+    latency_us: float  # for 8 bytes
+    bandwidth_gbs: float  # for 1 MiB
 
 
 def measured(world: hc.ProcessGroup) -> list[Pair]:
@@ -51,7 +51,7 @@ def measured(world: hc.ProcessGroup) -> list[Pair]:
 
 
 def rounds(size: int) -> Iterator[dict[int, int]]:
-    """Yield the partner of each rank, for each round: every two ranks meet once (the circle method)."""
+    """Yield the partner of each rank for each round; every two ranks meet once (the circle method)."""
     seats = [*range(size), *([-1] if size % 2 else [])]
     for _ in range(len(seats) - 1):
         halves = zip(seats[: len(seats) // 2], reversed(seats))
@@ -61,7 +61,7 @@ def rounds(size: int) -> Iterator[dict[int, int]]:
 
 
 def round_trip(world: hc.ProcessGroup, partner: int, nbytes: int, batch: int) -> float:
-    """Return the median of the seconds of a round trip to the partner."""
+    """Return the median time of a round trip to the partner, in seconds."""
     array, is_first = np.zeros(nbytes, np.uint8), world.rank < partner
     samples = []
     for _ in range(SAMPLES + 1):
@@ -74,11 +74,11 @@ def round_trip(world: hc.ProcessGroup, partner: int, nbytes: int, batch: int) ->
                 world.recv(array, partner)
                 world.send(array, partner)
         samples.append((time.perf_counter() - start) / batch)
-    return statistics.median(samples[1:])  # the first one connects
+    return statistics.median(samples[1:])  # the first sample includes connecting
 
 
 def text(pairs: Sequence[Pair], size: int) -> str:
-    """Return the table, unless it is too wide; a line for each kind of pair; and the slow pairs."""
+    """Return the table (unless it is too wide), a line for each kind of pair, and the slow pairs."""
     lines = [f"{SMALL} bytes above the diagonal (us, one way), {LARGE >> 20} MiB below it (GB/s)", ""]
     if size <= WIDEST:
         of = {pair.ranks: pair for pair in pairs}
@@ -102,7 +102,7 @@ def text(pairs: Sequence[Pair], size: int) -> str:
 
 
 def kinds(pairs: Sequence[Pair]) -> Iterator[tuple[str, list[Pair]]]:
-    """Yield the pairs within nodes, then those between nodes, if there are any."""
+    """Yield the pairs within nodes, then the pairs between nodes; skip a kind without pairs."""
     for kind, same in (("of one node", True), ("between nodes", False)):
         found = [pair for pair in pairs if pair.same_node == same]
         if found:

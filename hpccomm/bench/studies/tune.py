@@ -1,8 +1,8 @@
 """``--tune``: measure the sizes at which an operation should change its algorithm; HPCCOMM_TUNING reads the result.
 
-Each algorithm has a group with a tuning of its own; the groups take turns (`measure`). Of several sizes of pieces, the
-one with the smallest geometric mean of its medians is chosen; a threshold is where the second algorithm begins to win
-at every size. Nothing goes through memory of the node before that itself is measured, and single copies come last.
+Each algorithm has a group with its own tuning; the groups take turns (`measure`). Among piece sizes, the one with the
+smallest geometric mean of its medians is chosen. A threshold is the smallest size from which the second algorithm is
+always faster. Node memory is not used before it is measured itself, and single copies are measured last.
 `thread_bytes` is not measured: see ``benchmarks/overlap.py``.
 """
 
@@ -30,7 +30,7 @@ Make = Callable[[hc.ProcessGroup, int], Callable[[], Any]]
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes that are measured; tests measure fewer."""
+    """The sizes to measure; tests measure fewer."""
 
     segments: Sequence[int] = (MIB, 2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB)
     reductions: Sequence[int] = (16 * MIB, 64 * MIB)
@@ -44,7 +44,7 @@ class Sizes:
 
 
 def tune(world: hc.ProcessGroup, plan: Plan, sizes: Sizes | None = None) -> tuple[Tuning, str]:
-    """Return the tuning for this machine, chosen by rank 0, and the measurements as text. Every rank calls it."""
+    """Return rank 0's tuning for this machine, and the measurements as text. Every rank calls it."""
     sizes = sizes or Sizes()
     table = Tuning(node_bytes=0)
     lines: list[str] = []
@@ -58,7 +58,7 @@ def tune(world: hc.ProcessGroup, plan: Plan, sizes: Sizes | None = None) -> tupl
     at = {"one call": NEVER, "pieces": 1}
     ways = {name: table._replace(reduce_scatter_bytes=nbytes) for name, nbytes in at.items()}
     medians = trial.medians("reduce_scatter_single in", ways, sizes.reduce_scatters, _reduce_scatter)
-    table = table._replace(reduce_scatter_bytes=max(1, _second_wins_from(medians) - 1))  # what one call still takes
+    table = table._replace(reduce_scatter_bytes=max(1, _second_wins_from(medians) - 1))  # the largest size for one call
 
     if world.size > 1 and hc.get_node_count(world) == 1:
         if has_node:
@@ -102,14 +102,14 @@ def tune(world: hc.ProcessGroup, plan: Plan, sizes: Sizes | None = None) -> tupl
 
 
 def _has_node(world: hc.ProcessGroup) -> bool:
-    """Return whether collectives go through memory of the node here, by trying it."""
+    """Return True if collectives use node memory here; the function tries it."""
     assert world.comm is not None
     if not all(world.comm.allgather(native.fastpath is not None)):
-        return False  # those with it would wait for the others
+        return False  # ranks with the extension would wait for the others
     with _groups({"": Tuning()}) as groups:
-        for _ in range(20):  # the first ones go to MPI
+        for _ in range(20):  # the first barriers use MPI
             groups[""].barrier()
-        return groups[""].dispatcher.fast_path.node_part > 0  # alike on all ranks
+        return groups[""].dispatcher.fast_path.node_part > 0  # the same on all ranks
 
 
 @dataclass(frozen=True)
@@ -143,19 +143,19 @@ def _fastest(medians: Medians) -> str:
 
 
 def _second_wins_from(medians: Medians) -> int:
-    """Return the smallest size from which on the second algorithm wins."""
+    """Return the smallest size from which the second algorithm always wins."""
     pairs = {size: tuple(of_size.values()) for size, of_size in medians.items()}
     return threshold([(size, second < first) for size, (first, second) in pairs.items()])
 
 
 def _first_wins_up_to(medians: Medians) -> int:
-    """Return the largest size below those at which the second algorithm wins for good; 0 if it always does."""
+    """Return the largest size below that of `_second_wins_from`; 0 if the second algorithm always wins."""
     limit = _second_wins_from(medians)
     return max((size for size in medians if size < limit), default=0)
 
 
 def threshold(wins: Sequence[tuple[int, bool]]) -> int:
-    """Return the smallest size from which on every size is won; NEVER if the largest is lost."""
+    """Return the smallest size from which every size is won; NEVER if the largest is lost."""
     smallest = NEVER
     for size, won in reversed(wins):
         if not won:
@@ -171,7 +171,7 @@ def _groups(ways: Mapping[str, Tuning]) -> Iterator[dict[str, hc.ProcessGroup]]:
     for name, table in ways.items():
         group = hc.new_group()
         assert isinstance(group, hc.ProcessGroup)
-        group.tuning = table  # before the first operation makes the backend
+        group.tuning = table  # in time: the first operation makes the backend
         groups[name] = group
     yield groups
     for group in groups.values():
