@@ -1,4 +1,4 @@
-"""Accelerate: the reductions of a program for mpi4py, as they are and under `hpccomm run --accelerate`."""
+"""Accelerate: mpi4py's reductions, with and without `hpccomm run --accelerate`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ METHODS = ("Allreduce", "Reduce", "Reduce_scatter_block", "Scan")
 
 
 def steps(world: hc.ProcessGroup, sizes: Sequence[int], plan: Plan) -> Iterator[Step]:
-    """Yield the times of each reduction and size, on every rank; sizes are those of the arrays that are sent."""
+    """Yield the times of each reduction and size, on every rank; the size is that of the sent array."""
     assert world.comm is not None
     comm = world.comm.Dup()
     accelerated = hm.Comm(comm, accelerate=True)
@@ -32,11 +32,11 @@ def steps(world: hc.ProcessGroup, sizes: Sequence[int], plan: Plan) -> Iterator[
                 for name, each in {"hpccomm": accelerated, "mpi4py": comm}.items()
             }
             yield beside.step(method, sent.nbytes, calls, comm, plan)
-    accelerated.Free()  # of the same handle
+    accelerated.Free()  # frees `comm`, too
 
 
 def buffers(method: str, nbytes: int, ranks: int) -> tuple[Any, Any]:
-    """Return an array of about `nbytes`, and one for the result of the method."""
+    """Return an input of about `nbytes`, and an output for the method's result."""
     part = max(1, nbytes // CELL.itemsize // ranks)
     return np.ones(part * ranks, CELL), np.empty(part if method == "Reduce_scatter_block" else part * ranks, CELL)
 

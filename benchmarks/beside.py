@@ -1,4 +1,4 @@
-"""Beside: the times of a call of hpccomm and of what programs write by hand for it, and their tables."""
+"""Beside: the times of hpccomm's calls and of hand-written code, and their tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpccomm.debug.words import size_in_words
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-OURS = ("hpccomm", "node-shared", "one call")  # the names of calls of hpccomm; the ratio is that of the first
+OURS = ("hpccomm", "node-shared", "one call")  # the names of hpccomm's calls; the ratio is for the first
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Step:
 
     @property
     def ratio(self) -> float:
-        """The time of hpccomm divided by that of the best of the others."""
+        """The time of hpccomm divided by the shortest time of the others."""
         return self.times_us["hpccomm"] / min(time for name, time in self.times_us.items() if name not in OURS)
 
 

@@ -1,8 +1,8 @@
-"""Checkpoint: how long a program stands still for one, and how long it takes until it is on the disk.
+"""Checkpoint: the time that a program is blocked by a checkpoint, and the time until the checkpoint is on the disk.
 
-Each way writes the same arrays, a part of them on each rank, into a folder of its own below the working directory. The
-yardstick is a copy of the arrays into memory that is there already, which is the least that a program has to wait for.
-torch's Distributed Checkpoint, over gloo, is measured where PyTorch is installed.
+Each way writes the same arrays, a part on each rank, to its own folder below the working directory. The reference is a
+copy of the arrays to existing memory, because every way has to wait at least for that. If PyTorch is installed, its
+Distributed Checkpoint over gloo is measured too.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from hpccomm.debug.words import size_in_words
 
 from . import study
 
-ARRAYS = 4  # of a rank
-SMALLEST = 1 << 20  # bytes of a rank; below, the file system is all that is measured
+ARRAYS = 4  # per rank
+SMALLEST = 1 << 20  # bytes per rank; smaller checkpoints only measure the file system
 ITERATIONS = 5
-WARM_UP = 2  # the first ones allocate, also in the file system's cache
-LOOK = 0.1  # seconds that the loop's speed is measured for
+WARM_UP = 2  # the first iterations allocate memory, also in the file system's cache
+LOOK = 0.1  # seconds for which the loop's speed is measured
 
 
 class Way(NamedTuple):
-    """A way of saving: `begin` is what the program calls, and what it returns says whether it is done, and waits."""
+    """A way of saving: the program calls `begin`; `is_done` and `wait` take its result."""
 
-    begin: Callable[[int], Any]  # of a step
+    begin: Callable[[int], Any]  # takes the number of a step
     is_done: Callable[[Any], bool] = bool
     wait: Callable[[Any], object] = bool
 
@@ -46,12 +46,12 @@ class Step:
     """The times of one way and size: medians of the iterations, each on the slowest rank."""
 
     way: str
-    nbytes: int  # of each rank
-    stall_ms: float  # until the call returns
-    ratio: float  # to a copy of the arrays
-    total_ms: float  # until it is on the disk
-    megabytes_per_s: float  # of all ranks, until then
-    pace: float  # the speed of a loop in Python meanwhile, to that before; 0: the program stood still
+    nbytes: int  # on each rank
+    stall_ms: float  # time until the call returns
+    ratio: float  # of the stall to a copy of the arrays
+    total_ms: float  # time until the checkpoint is on the disk
+    megabytes_per_s: float  # of all ranks together, over the total time
+    pace: float  # the speed of a Python loop during the save, relative to before; 0: the program was blocked
 
 
 def steps(world: hc.ProcessGroup, sizes: Sequence[int], plan: Plan) -> Iterator[Step]:
@@ -81,7 +81,7 @@ def steps(world: hc.ProcessGroup, sizes: Sequence[int], plan: Plan) -> Iterator[
 
 
 def once(world: hc.ProcessGroup, way: Way, step: int) -> tuple[float, float, float]:
-    """Save twice: return the seconds until the call returns and until all is done, and the pace of a loop meanwhile."""
+    """Save twice; return the seconds until the call returns and until all is done, and the relative pace of a loop."""
     assert world.comm is not None
     world.comm.Barrier()
     began = time.perf_counter()
@@ -99,12 +99,12 @@ def once(world: hc.ProcessGroup, way: Way, step: int) -> tuple[float, float, flo
 
 
 def passed(deadline: float) -> bool:
-    """Return whether it is later."""
+    """Return True after the deadline."""
     return time.perf_counter() > deadline
 
 
 def pace(is_over: Callable[[], bool]) -> float:
-    """Return the turns per second of a loop in Python, which holds the GIL, until `is_over`."""
+    """Run a Python loop, which holds the GIL, until `is_over`; return its turns per second."""
     began, turns = time.perf_counter(), 0
     while True:
         for _ in range(1000):
@@ -115,20 +115,20 @@ def pace(is_over: Callable[[], bool]) -> float:
 
 
 def ours(folder: Path, arrays: Mapping[str, Any]) -> dict[str, Way]:
-    """Return the copy, and the ways of hpccomm."""
+    """Return the copy and hpccomm's ways."""
     copies = {name: array.copy() for name, array in arrays.items()}
 
     def copy(_: int) -> None:
         for name, array in arrays.items():
             np.copyto(copies[name], array)
 
-    save = partial(hc.checkpoint.save, folder / "save", arrays, keep=1)  # as torch does
+    save = partial(hc.checkpoint.save, folder / "save", arrays, keep=1)  # like torch
     save_async = partial(hc.checkpoint.save_async, folder / "save_async", arrays, keep=1)
     return {"copy": Way(copy), "save": Way(save), "save_async": Way(save_async, hc.Work.is_completed, hc.Work.wait)}
 
 
 def _torch(world: hc.ProcessGroup) -> tuple[Callable[[Path, Mapping[str, Any]], dict[str, Way]], Callable[[], None]]:
-    """Return a function for the ways of torch's Distributed Checkpoint, and one that ends it; none without PyTorch."""
+    """Return a function that makes the ways of torch's Distributed Checkpoint (none without PyTorch), and its end."""
     chosen = contender_class("torch-gloo")
     assert world.comm is not None
     if any(world.comm.allgather(chosen.missing())):
@@ -139,7 +139,7 @@ def _torch(world: hc.ProcessGroup) -> tuple[Callable[[Path, Mapping[str, Any]], 
     warnings.filterwarnings("ignore", "Detected an existing checkpoint")
 
     def ways(folder: Path, arrays: Mapping[str, Any]) -> dict[str, Way]:
-        # names of its own for each rank: tensors of one name are one to torch, written by one rank
+        # each rank uses its own names: torch writes tensors with the same name on one rank only
         tensors = {f"{name} of rank {world.rank}": contender.torch.from_numpy(array) for name, array in arrays.items()}
 
         def save(_: int) -> None:

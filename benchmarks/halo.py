@@ -1,9 +1,9 @@
-"""Halo: one step of a ring of blocks with a ghost on each side, beside what programs write by hand for mpi4py.
+"""Halo: one step of a ring of blocks with a ghost on each side, compared with hand-written mpi4py code.
 
-The blocks are cut along the first axis (faces without gaps), along the middle one of three (faces of runs), and along
-the last one (faces whose elements lie apart). By hand that is: persistent requests on contiguous copies of the faces;
-the same with Isend and Irecv; and subarray types in Neighbor_alltoallw, which copies nothing in Python. "node-shared"
-is hpccomm too, with a block made by `hc.empty_shared`.
+The array is cut along the first axis (contiguous faces), along the middle one of three (faces made of runs), or along
+the last one (faces with a gap after each element). The hand-written variants are persistent requests on contiguous
+copies of the faces, the same with Isend and Irecv, and subarray types in Neighbor_alltoallw, which copies nothing in
+Python. "node-shared" is hpccomm with a block from `hc.empty_shared`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from hpccomm.bench.measure import Plan
 from . import beside, study
 from .beside import Step
 
-THICKNESS = 4  # a rank's own cells along the axis that is cut
+THICKNESS = 4  # a rank's own cells along the cut axis
 CELL = np.dtype(np.float64)
-CUTS = {"first": 0, "middle": 1, "last": 1}  # the number of the axis that is cut, of 2 axes or (middle) 3
+CUTS = {"first": 0, "middle": 1, "last": 1}  # the number of the cut axis, of 2 axes or (middle) 3
 
 
 def steps(world: hc.ProcessGroup, sizes: Sequence[int], plan: Plan) -> Iterator[Step]:
@@ -64,17 +64,17 @@ def face_of(block: Any, axis: int, index: int) -> Any:
 
 
 def started(halo: Any) -> None:
-    """Do a step."""
+    """Exchange the halo once."""
     halo.start()
     halo.wait()
 
 
 def by_hand(cart: Any, block: Any, axis: int) -> dict[str, Callable[[], Any]]:
-    """Return the calls of what a program writes with mpi4py, by their names."""
+    """Return the hand-written calls of mpi4py by name."""
     before, after = cart.Shift(0, 1)
     edges, ghosts = ([face_of(block, axis, index) for index in some] for some in ((1, -2), (0, -1)))
     sent, received = ([np.empty(edge.shape) for edge in edges] for _ in range(2))
-    to, tags = (before, after), (1, 2)  # what goes back, and what goes on
+    to, tags = (before, after), (1, 2)  # backward, and forward
     requests = [cart.Recv_init(received[i], to[i], tags[1 - i]) for i in (0, 1)]
     requests += [cart.Send_init(sent[i], to[i], tags[i]) for i in (0, 1)]
 

@@ -1,10 +1,10 @@
-"""Overlap: the share of an asynchronous operation that hides behind equal compute.
+"""Overlap: the share of an asynchronous operation that is hidden by compute of the same duration.
 
 Three calls are timed, interleaved: the operation started and waited for at once (t), compute of the same duration (c),
 and compute between the start and the wait (b). The possible saving is the smaller of t and c; the saving is t + c - b.
-A fourth call polls the operation between pieces of the compute: many MPI libraries move data only inside their calls.
-The last one sleeps instead of computing, like a program that waits for a GPU: on a machine without spare cores, that
-leaves a core to the thread that makes progress.
+A fourth call polls the operation between pieces of the compute, because many MPI libraries move data only inside their
+calls. The last call sleeps instead of computing, like a program that waits for a GPU. On a machine without spare cores,
+that leaves a core to the progress thread.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hpccomm.bench.session import Session
 from . import study
 
 OPERATIONS = ("all_reduce", "all_gather_single", "all_to_all_single")
-KERNEL_ELEMENTS = 512  # float64: it stays in the first cache, and takes no memory bandwidth from communication
+KERNEL_ELEMENTS = 512  # float64: they stay in the L1 cache, and take no memory bandwidth from communication
 TIMED = ("communication", "compute", "both", "polled", "idle", "both idle")
 COLUMNS = [("size", "bytes", 11), ("contender", "", 10), ("alone", "us", 10), ("compute", "us", 10)]
 COLUMNS += [column for what in ("both", "polled", "idle") for column in ((what, "us", 10), ("hidden", "", 8))]
@@ -36,7 +36,7 @@ PIECES = 16  # of the compute, with a poll after each
 
 @dataclass(frozen=True)
 class Overlap:
-    """The overlap of one contender, for one operation and size; times in us."""
+    """The overlap of one contender for one operation and size; times in us."""
 
     operation: str
     contender: str
@@ -50,17 +50,17 @@ class Overlap:
 
     @property
     def hidden(self) -> float:
-        """The share (0 to 1) hidden behind compute without polls."""
+        """The share (0 to 1) hidden by compute without polls."""
         return _share(self.communication_us, self.compute_us, self.both_us)
 
     @property
     def hidden_polled(self) -> float:
-        """The share hidden behind compute with polls."""
+        """The share hidden by compute with polls."""
         return _share(self.communication_us, self.compute_us, self.polled_us)
 
     @property
     def hidden_idle(self) -> float:
-        """The share hidden behind sleep."""
+        """The share hidden by sleep."""
         return _share(self.communication_us, self.idle_us, self.both_idle_us)
 
 
@@ -69,14 +69,14 @@ def _share(communication: float, compute: float, both: float) -> float:
 
 
 def steps(world: hc.ProcessGroup, sizes: Sequence[int], plan: Plan) -> Iterator[Overlap]:
-    """Yield the overlap of each contender, for each operation and size, on every rank."""
+    """Yield the overlap of each contender for each operation and size, on every rank."""
     with Session(world, ["mpi4py"], plan) as session:
         for operation in OPERATIONS:
             yield from overlaps(session, operation, sizes)
 
 
 def overlaps(session: Session, operation: str, sizes: Sequence[int]) -> Iterator[Overlap]:
-    """Yield the overlap of each contender, for each size."""
+    """Yield the overlap of each contender for each size."""
     benchmark = load()[operation]
     for case in session.cases(benchmark, sizes):
         calls: dict[str, Call] = {}
@@ -92,7 +92,7 @@ def overlaps(session: Session, operation: str, sizes: Sequence[int]) -> Iterator
 
 
 def _calls(session: Session, contender: Contender, benchmark: Benchmark, case: Case) -> dict[str, Call]:
-    """Return the calls of one contender by the names in TIMED; none if it does not have the operation."""
+    """Return the calls of one contender by the names in TIMED; none if it lacks the operation."""
     try:
         arrays = contender.arrays(benchmark, case)
         start = contender.start(benchmark, case, arrays)

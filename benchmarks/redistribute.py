@@ -1,9 +1,9 @@
-"""Redistribute: a 3-D array that is cut along one axis gets cut along another, beside what programs write by hand.
+"""Redistribute: change the axis along which a 3-D array is cut, compared with hand-written code.
 
-Slabs are cut along one axis. Pencils, where the ranks make a grid of two axes, are cut along the first axis too, and
-stay so: as in a 3-D Fourier transform, only ranks of one row of the grid exchange. By hand that is: subarray types in
-Alltoallw, which copies nothing in Python; and Alltoallv of what NumPy packs and unpacks. mpi4py-fft, whose Transfer is
-that Alltoallw, and mpiarray, which makes a new array, are measured where they are installed.
+Slabs are cut along one axis. For pencils the ranks form a grid of two axes, and the array stays cut along its first
+axis too: as in a 3-D Fourier transform, only ranks of one row of the grid exchange. The hand-written variants are
+subarray types in Alltoallw, which copies nothing in Python, and Alltoallv of arrays packed by NumPy. mpi4py-fft (its
+Transfer is that Alltoallw) and mpiarray (it makes a new array) are measured if they are installed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Box: TypeAlias = tuple[slice, ...]
 Calls: TypeAlias = dict[str, Callable[[], Any]]
 
 CELL = np.dtype(np.float64)
-CHANGES = {  # the axis that is cut before, and the one that is cut after
+CHANGES = {  # the cut axis before, and the cut axis after
     "slabs, first axis to second": (0, 1),
     "slabs, first axis to last": (0, 2),
     "pencils, second axis to last": (1, 2),
@@ -35,13 +35,13 @@ CHANGES = {  # the axis that is cut before, and the one that is cut after
 
 
 class Change(NamedTuple):
-    """A change of layouts, as this rank sees it; ranks are in C order on a grid."""
+    """A change of layouts on this rank; ranks are in C order on a grid."""
 
     shape: tuple[int, ...]  # of the global array
-    axes: tuple[int, int]  # that are cut along the rows of the grid, before and after
+    axes: tuple[int, int]  # the axes distributed over a row of the grid, before and after
     grid: tuple[int, int]
-    boxes: tuple[Box, Box]  # that this rank has and gets
-    arrays: tuple[Any, Any]  # for them
+    boxes: tuple[Box, Box]  # of this rank, before and after
+    arrays: tuple[Any, Any]  # for the boxes
 
 
 def steps(world: hc.ProcessGroup, sizes: Sequence[int], plan: Plan) -> Iterator[Step]:
@@ -65,15 +65,15 @@ def steps(world: hc.ProcessGroup, sizes: Sequence[int], plan: Plan) -> Iterator[
 
 
 def possible(ranks: int) -> list[str]:
-    """Return the names of the changes that this many ranks can make."""
+    """Return the names of the changes that are possible on this number of ranks."""
     return [name for name, (before, _) in CHANGES.items() if before == 0 or min(MPI.Compute_dims(ranks, 2)) > 1]
 
 
 def change_of(name: str, nbytes: int, ranks: int, rank: int) -> Change:
-    """Return a change of an array that is nearly a cube, and of which each rank has about `nbytes`."""
+    """Return a change of an array that is nearly a cube, with about `nbytes` on each rank."""
     axes = CHANGES[name]
     cells = max(1, nbytes * ranks // CELL.itemsize)
-    side = ranks * max(1, round(cells ** (1 / 3) / ranks))  # multiples of ranks: all have blocks of the same shape
+    side = ranks * max(1, round(cells ** (1 / 3) / ranks))  # a multiple of ranks, so all blocks have the same shape
     last = ranks * max(1, round(cells / side**2 / ranks))
     shape = side, side, last
     rows, columns = (1, ranks) if axes[0] == 0 else MPI.Compute_dims(ranks, 2)
@@ -84,7 +84,7 @@ def change_of(name: str, nbytes: int, ranks: int, rank: int) -> Change:
 
 
 def box(shape: Sequence[int], cuts: dict[int, tuple[int, int]]) -> Box:
-    """Return a block of an array; `cuts` has for an axis the number of blocks along it, and which one it is."""
+    """Return a block of an array; `cuts` maps an axis to its number of blocks and the block's index."""
     return tuple(hc.block(length, *cuts.get(axis, (1, 0))) for axis, length in enumerate(shape))
 
 
@@ -100,9 +100,9 @@ def started(persistent: Any) -> None:
 
 
 def by_hand(row: Any, change: Change) -> Calls:
-    """Return the calls of what a program writes with mpi4py, by their names."""
+    """Return the hand-written calls of mpi4py by name."""
     ranks = row.Get_size()
-    (before, given), (after, taken) = (  # parts of the array before, by who gets them, and after, by who has them
+    (before, given), (after, taken) = (  # the arrays before and after, each with its part for each other rank
         (array, [box(array.shape, {axis: (ranks, rank)}) for rank in range(ranks)])
         for array, axis in zip(change.arrays, change.axes[::-1])
     )
@@ -122,7 +122,7 @@ def by_hand(row: Any, change: Change) -> Calls:
 
 
 def slots(parts: Sequence[Box]) -> tuple[Any, list[Any]]:
-    """Return an array for the values of all `parts`, and the piece of it for each, in its shape."""
+    """Return an array for the values of all `parts`, and its piece for each part, in the part's shape."""
     shapes = [shape_of(part) for part in parts]
     ends = np.cumsum([np.prod(shape) for shape in shapes])
     whole = np.empty(ends[-1], CELL)
@@ -130,7 +130,7 @@ def slots(parts: Sequence[Box]) -> tuple[Any, list[Any]]:
 
 
 def subarrays(array: Any, parts: Sequence[Box]) -> list[MPI.Datatype]:
-    """Return MPI's types of the parts of an array."""
+    """Return MPI datatypes for the parts of an array."""
     return [
         MPI.DOUBLE.Create_subarray(array.shape, shape_of(part), [each.start for each in part]).Commit()
         for part in parts
@@ -138,12 +138,12 @@ def subarrays(array: Any, parts: Sequence[Box]) -> list[MPI.Datatype]:
 
 
 def installed(comm: Any, row: Any, change: Change) -> Calls:
-    """Return the calls of those packages that are installed, by their names."""
+    """Return the calls of installed packages by name."""
     found: Calls = {}
     before, after = change.arrays
     with contextlib.suppress(ImportError):
         pencil = importlib.import_module("mpi4py_fft.pencil")
-        whole = change.axes[::-1]  # the axes that are not cut, before and after
+        whole = change.axes[::-1]  # the axes that are not cut before and after
         transfer = pencil.Transfer(row, change.shape, CELL, before.shape, whole[0], after.shape, whole[1])
         found["mpi4py-fft"] = partial(transfer.forward, before, after)
     with contextlib.suppress(ImportError):

@@ -1,8 +1,8 @@
-"""Sparse: arrays for some ranks, which do not know of them, beside what programs write by hand for mpi4py.
+"""Sparse: send arrays to ranks that do not expect them, compared with hand-written mpi4py code.
 
-Each rank has an array for 1, 2, 4 ... of the ranks after it. By hand that is: an Alltoall of the sizes, and then Isend
-and Irecv, or Alltoallv of what NumPy packs; and non-blocking consensus, with Issend, Improbe and Ibarrier. These know
-that they get float64; like all_to_all_sparse, they don't know from whom, nor how much.
+Each rank has an array for 1, 2, 4 ... of the ranks after it. The hand-written variants are an Alltoall of the sizes
+followed by Isend and Irecv or by Alltoallv of packed arrays, and non-blocking consensus with Issend, Improbe and
+Ibarrier. They know that the dtype is float64; like all_to_all_sparse, they don't know the senders and the sizes.
 """
 
 from __future__ import annotations
@@ -42,29 +42,29 @@ def steps(world: hc.ProcessGroup, sizes: Sequence[int], plan: Plan) -> Iterator[
 
 
 def partners(ranks: int) -> list[int]:
-    """Return the numbers of receivers that are measured: 1, 2, 4 ..., and all other ranks."""
+    """Return the numbers of receivers to measure: 1, 2, 4 ..., and all other ranks."""
     return [*(1 << power for power in range((ranks - 2).bit_length())), ranks - 1]
 
 
 def outgoing(number: int, nbytes: int, ranks: int, rank: int) -> dict[int, Any]:
-    """Return what a rank sends: an array of about `nbytes` to each of the `number` ranks after it."""
+    """Return a rank's messages: an array of about `nbytes` for each of the `number` ranks after it."""
     cells = max(1, nbytes // CELL.itemsize)
     return {(rank + step) % ranks: np.full(cells, 100 * rank + step, CELL) for step in range(1, number + 1)}
 
 
 class ByHand:
-    """What a program writes with mpi4py; each takes and returns what all_to_all_sparse does."""
+    """Hand-written code for mpi4py; the methods have the arguments and results of all_to_all_sparse."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
         self._tag = 1
 
     def calls(self) -> dict[str, Callable[[Mapping[int, Any]], dict[int, Any]]]:
-        """Return them by their names."""
+        """Return the variants by name."""
         return {"isend": self.isend, "alltoallv": self.alltoallv, "consensus": self.consensus}
 
     def isend(self, arrays: Mapping[int, Any]) -> dict[int, Any]:
-        """Tell every rank the size of its message, and send what there is."""
+        """Send every rank the size of its message, and then the messages that are not empty."""
         _, counts = self._counts(arrays)
         received = {int(source): np.empty(counts[source], CELL) for source in counts.nonzero()[0]}
         requests = [self._comm.Irecv(array, source) for source, array in received.items()]
@@ -73,7 +73,7 @@ class ByHand:
         return received
 
     def alltoallv(self, arrays: Mapping[int, Any]) -> dict[int, Any]:
-        """Tell every rank the size of its message, and exchange all of them in one call."""
+        """Send every rank the size of its message, and exchange all messages in one call."""
         sizes, counts = self._counts(arrays)
         sent = np.concatenate([np.empty(0, CELL), *(arrays[rank] for rank in sorted(arrays))])
         received = np.empty(counts.sum(), CELL)
@@ -82,15 +82,15 @@ class ByHand:
         return {source: part for source, part in enumerate(parts) if part.size}
 
     def consensus(self, arrays: Mapping[int, Any]) -> dict[int, Any]:
-        """Take what comes, until all ranks are in the barrier, which they enter when their messages have been taken."""
+        """Receive messages until all ranks are in a barrier; each enters it once its own messages are received."""
         comm, status, received = self._comm, MPI.Status(), dict[int, Any]()
-        self._tag = 3 - self._tag  # others may be in the next exchange before this rank sees the end of the barrier
+        self._tag = 3 - self._tag  # others may begin the next exchange before this rank sees the end of the barrier
         requests = [comm.Issend(array, receiver, self._tag) for receiver, array in arrays.items()]
         barrier = None
         while barrier is None or not barrier.Test():
             message = comm.Improbe(MPI.ANY_SOURCE, self._tag, status)
             if message is None:
-                pause(0)  # where there are more ranks than cores, one that looks keeps the others from sending
+                pause(0)  # with more ranks than cores, a polling rank keeps other ranks from sending
             else:
                 array = received[status.source] = np.empty(status.Get_count(MPI.DOUBLE), CELL)
                 message.Recv(array)
@@ -99,7 +99,7 @@ class ByHand:
         return received
 
     def _counts(self, arrays: Mapping[int, Any]) -> tuple[Any, Any]:
-        """Return the sizes of what this rank sends to each, and of what it gets."""
+        """Return the sizes of this rank's messages to and from each rank."""
         sizes, counts = np.zeros((2, self._comm.size), np.intc)
         for receiver, array in arrays.items():
             sizes[receiver] = array.size

@@ -1,4 +1,4 @@
-"""The time that the start of a program takes: Python and its imports, MPI, the world group, another group."""
+"""Startup: the time to start Python with its imports, MPI, the world group, and another group."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hpccomm.process.proc import of_process
 
 @dataclass(frozen=True)
 class Step:
-    """One step of starting; the slowest rank's median, in ms."""
+    """One step of the start; the slowest rank's median in ms."""
 
     step: str
     milliseconds: float
 
 
 def startup(repetitions: int = 5) -> list[Step]:
-    """Return the steps. Every rank calls it before init_process_group, best before importing mpi4py.MPI."""
+    """Measure the steps. Every rank calls it before init_process_group, ideally before importing mpi4py.MPI."""
     import sys
 
     steps = []

@@ -1,4 +1,4 @@
-"""The command line of a study: sizes and iterations as in ``hpccomm bench``, the world, the text on rank 0."""
+"""The command line of a study: it has the sizes and iterations of ``hpccomm bench``; rank 0 prints the result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def main(
     text: Callable[[Sequence[S]], str],
     least_ranks: int = 1,
 ) -> None:
-    """Measure the steps that the command line asks for, print their text, and end the program."""
+    """Measure the steps with the options of the command line, print the result, and exit."""
     parser = Parser(
         prog=f"python -m benchmarks.{Path(sys.argv[0]).stem}", description=(description or "").partition("\n")[0]
     )
