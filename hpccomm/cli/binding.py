@@ -38,13 +38,13 @@ def of_this_rank(host: str, node: int, environ: Mapping[str, str] = os.environ) 
 
 
 def described(bindings: Sequence[Binding]) -> Iterator[tuple[str, str]]:
-    """Yield the ranks with the same binding, and that binding, in words; `bindings` has one for each rank."""
+    """Yield each distinct binding as a pair of texts: the ranks that have it, and the binding."""
     for binding, ranks in ranks_by_value(enumerate(bindings)).items():
         yield ranks_in_words(ranks), str(binding)
 
 
 def oddities(bindings: Sequence[Binding]) -> list[str]:
-    """Return remarks on bindings that make a job slow, each with the words to type."""
+    """Return remarks on bindings that slow a job down, each with options to type."""
     said = []
     for node in sorted({binding.node for binding in bindings}):
         ranks = [rank for rank, binding in enumerate(bindings) if binding.node == node]
@@ -66,7 +66,7 @@ def oddities(bindings: Sequence[Binding]) -> list[str]:
                 f"rank {rank} has {THREADS}={binding.threads}, and may use {in_number(len(binding.cpus))}: its threads "
                 "wait for each other; --cpus-per-task of srun, or fewer threads"
             )
-            break  # the others are likely to say the same
+            break  # other ranks probably have the same setting
     if len({binding.threads for binding in bindings}) > 1:
         said.append(f"{THREADS} is not the same on all ranks: set it in the batch script, before srun or mpiexec")
     return said

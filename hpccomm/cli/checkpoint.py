@@ -1,6 +1,6 @@
-"""``hpccomm checkpoint``: what is in a folder of checkpoints, whether it is whole, and its arrays for other programs.
+"""``hpccomm checkpoint``: list a folder of checkpoints, verify its files, and export its arrays for other programs.
 
-It needs no MPI, and does not initialise it.
+It needs no MPI and does not initialise it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the command; return 0, or 1 if something is not whole, or 2 if there is nothing, or it can't be done."""
+    """Run the command; return 0 on success, 1 if a checkpoint is damaged, 2 if there is none or the command fails."""
     step = getattr(arguments, "step", None)
     folders = [arguments.folder, *(local_folder(local, arguments.folder) for local in arguments.local)]
     try:
@@ -55,12 +55,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _list(found: list[Found], arguments: argparse.Namespace) -> int:
-    """Print a table of the steps, and what is wrong with them."""
+    """Print a table of the steps and their problems."""
     return _report(found, arguments.folder)
 
 
 def _verify(found: list[Found], arguments: argparse.Namespace) -> int:
-    """Read all files, and print the same table."""
+    """Compare all files with their checksums, and print the same table."""
     for each in found:
         each.verify()
     return _report(found, arguments.folder)

@@ -1,6 +1,6 @@
-"""``hpccomm info``: the libraries and devices of this machine; for each that is missing, the reason and the remedy.
+"""``hpccomm info``: list this machine's libraries and devices, with a reason and a remedy for each that is missing.
 
-It initialises MPI, and touches no GPU without ``--gpu``.
+It initialises MPI; only ``--gpu`` makes it use a GPU.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..process.host_list import fold
 from . import binding
 from .main import is_first_process
 
-Fact = tuple[str, str]  # one line: a name and its value here
+Fact = tuple[str, str]  # a name and its value on this machine
 INSTALL_CUPY = "pip install 'hpccomm[cuda13]' (or [cuda12])"
 
 
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the facts, on one process of a job; return 0."""
+    """Print the facts on the first process of a job; return 0."""
     facts = list(collect(arguments.gpu))
     if is_first_process():
         if arguments.json:
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def collect(gpu: bool = False) -> Iterator[Fact]:
-    """Yield all facts; every process of a job calls it."""
+    """Yield all facts; collective."""
     yield "hpccomm", __version__
     yield "Python", platform.python_version()
     yield "C extension", f"no: {native.reason}" if native.fastpath is None else "yes"
@@ -109,7 +109,7 @@ def _ranks(mpi: Any) -> Iterator[Fact]:
 
 
 def describe_nodes(nodes: Sequence[int], hosts: Sequence[str]) -> str:
-    """Return the number of nodes, their ranks and names; `nodes` and `hosts` have an entry for each rank."""
+    """Return the number of nodes, their ranks and their names; `nodes` and `hosts` have one entry for each rank."""
     counts = [nodes.count(node) for node in sorted(set(nodes))]
     names = [hosts[nodes.index(node)] for node in sorted(set(nodes))]
     if len(counts) == 1:
@@ -121,7 +121,7 @@ def describe_nodes(nodes: Sequence[int], hosts: Sequence[str]) -> str:
 
 
 def _in_words(told: Placement) -> str:
-    """Return the launcher's placement of this process, in words."""
+    """Describe the launcher's placement of this process."""
     said = [told.launcher.name]
     for name, number, count in (
         ("rank", told.rank, told.size),
@@ -143,7 +143,7 @@ def _cupy(gpu: bool) -> Iterator[Fact]:
         return
     try:
         cupy = importlib.import_module("cupy")
-    except Exception as error:  # whatever CuPy finds wrong with this machine
+    except Exception as error:  # importing CuPy can raise anything on a broken installation
         yield "CuPy", f"no: it can't be imported: {error}"
         return
     yield "CuPy", cupy.__version__
@@ -158,9 +158,7 @@ def _nccl() -> str:
     try:
         nccl = seam.nccl()
         version = nccl.version()  # 22703: 2.27.3 (nccl.h: major * 10000 + minor * 100 + patch, from 2.9 on)
-    except (
-        Exception
-    ) as error:  # ImportError, which says what to install; or what a library finds wrong with this machine
+    except Exception as error:  # ImportError says how to install NCCL; a broken library can raise anything
         return f"no: {error}"
     where = path_of_library("libnccl") or path_of_library("librccl")
     number = f"{version // 10000}.{version // 100 % 100}.{version % 100}"

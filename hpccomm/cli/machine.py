@@ -15,7 +15,7 @@ from ..api import ranks
 
 
 def machine(group: ProcessGroup, contenders: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return a description of the machine, the libraries and the job; every rank calls it."""
+    """Return a description of the machine, the libraries and the job; collective."""
     from mpi4py import MPI
 
     has_torch = {"gloo", "torch", "torch-gloo", "torch-hpccomm"} & set(contenders)

@@ -1,8 +1,8 @@
 """The command line: ``hpccomm SUBCOMMAND``, also as ``python -m hpccomm SUBCOMMAND``.
 
 A subcommand is one line in `COMMANDS` and a module with two functions: ``add_arguments(parser)``, and
-``run(arguments)``, which returns the exit status. The module is imported when its subcommand is asked for, and is not
-to import MPI before `run`.
+``run(arguments)``, which returns the exit status. The module is imported when its subcommand runs, and must not
+import MPI before `run`.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
     try:
         status: int = late.late(COMMANDS[parsed.command].module).run(parsed)
-        if parsed.command != "run":  # whose stream is the program's: None, closed, or without a flush
+        if parsed.command != "run":  # the program may have closed or replaced stdout
             sys.stdout.flush()
     except BrokenPipeError:  # ... | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout at exit
         return 128 + signal.SIGPIPE
     return status
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that prints help and mistakes on one process of a job only."""
+    """An ArgumentParser that prints help and errors on one process of a job only."""
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        """End the process; those that print nothing give the first one time to print."""
+        """End the process; on an error, let the first process print its message first."""
         if status:
             let_the_first_process_speak()
         super().exit(status, message)
@@ -75,12 +75,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def let_the_first_process_speak() -> None:
-    """Wait a moment on the other processes: Open MPI's mpirun kills the whole job as soon as one has failed."""
+    """Wait a second on all processes but the first: Open MPI's mpirun kills the job when one process fails."""
     if not is_first_process():
         time.sleep(1)
 
 
 def is_first_process(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return True on the launcher's rank 0, or without a launcher; MPI need not be initialised."""
+    """Return True on the launcher's rank 0, or without a launcher; does not need MPI to be initialised."""
     started_by = launcher(environ)
     return started_by is None or environ.get(started_by.rank, "0") == "0"

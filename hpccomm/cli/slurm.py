@@ -1,6 +1,6 @@
-"""``hpccomm slurm``: a batch script for a program, with the options that this machine's Slurm and MPI need.
+"""``hpccomm slurm``: print a batch script for a program, with the options that this machine's Slurm and MPI need.
 
-The script goes to stdout, everything else to stderr; ``--submit`` hands it to sbatch instead.
+The script goes to stdout, messages go to stderr; ``--submit`` passes the script to sbatch instead.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Launch(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options to `parser`, with sbatch's names."""
+    """Add the options to `parser`, under sbatch's names."""
     parser.usage = "hpccomm slurm [options] -- program [arguments]"
     parser.description = (
         "Print a batch script that starts a program on several ranks under Slurm, or submit it. The script goes to "
@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print or submit the script; return 2 on a mistake, otherwise sbatch's status or 0."""
+    """Print or submit the script; return 2 for a user's mistake, otherwise sbatch's status or 0."""
     program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
     job = Job(**{name: getattr(arguments, name) for name in Job._fields})
     errors = [*malformed(job), *_wrong_words(arguments), *wrong_program(program)]
@@ -128,7 +128,7 @@ def transport(library: str, launcher: str) -> dict[str, str]:
     """Return the environment variables that an MPI needs under srun.
 
     With UCX, MPICH's wheel publishes an address of 4 KB for each rank. Slurm's pmi2 sometimes misreads it ("value not
-    properly terminated in client request"), and the job hangs at its start. With libfabric it has 64 bytes.
+    properly terminated in client request"), and the job hangs when it starts. With libfabric, addresses have 64 bytes.
     """
     return {"MPIR_CVAR_CH4_NETMOD": "ofi"} if launcher == "srun" and "ch4:ucx ofi" in library else {}
 
@@ -164,25 +164,25 @@ def _set_up(environment: Environment) -> Iterator[str]:
         yield environment.activate
     if environment.has_threads:
         yield 'export OMP_NUM_THREADS="${SLURM_CPUS_PER_TASK:-1}"'
-    if environment.launcher == "srun":  # srun(1): since 22.05 it does not take --cpus-per-task from sbatch
+    if environment.launcher == "srun":  # srun(1): since 22.05 it does not inherit --cpus-per-task from sbatch
         yield 'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"'
     for name, value in environment.variables.items():
         yield f"export {name}={quote(value)}"
 
 
 def _directives(job: Job, arguments: argparse.Namespace, launcher: str, program: Sequence[str]) -> Iterator[str]:
-    """Yield the options of sbatch."""
+    """Yield the options for sbatch."""
     by_srun, per_node = launcher == "srun", job.gpus_per_task and job.gpus_per_task * (job.tasks_per_node or 1)
-    to_shell = "" if by_srun or ":" in (job.signal or "") else "B:"  # mpiexec in the shell's place passes it on
+    to_shell = "" if by_srun or ":" in (job.signal or "") else "B:"  # mpiexec replaces the shell and forwards signals
     options = {
         "job-name": arguments.job_name or job_name(program),
         "output": arguments.output or ("%x-%A_%a.out" if job.array else "%x-%j.out"),
         "nodes": job.nodes,
-        "ntasks": job.tasks,  # --gpus-per-task needs it
-        "ntasks-per-node": job.tasks_per_node,  # without it, 4 tasks on 2 nodes may be 3 and 1
+        "ntasks": job.tasks,  # required by --gpus-per-task
+        "ntasks-per-node": job.tasks_per_node,  # without it, Slurm may place 4 tasks on 2 nodes as 3 and 1
         "cpus-per-task": job.cpus_per_task or 1,
         "gpus-per-task": job.gpus_per_task if by_srun else None,
-        "gpus-per-node": None if by_srun else per_node,  # per task, mpirun's daemon would be the one that gets them
+        "gpus-per-node": None if by_srun else per_node,  # with gpus-per-task, mpirun's daemon would get the GPUs
         **{name: getattr(arguments, name) for name in ("mem", "time", "partition", "account", "array", "dependency")},
         "requeue": arguments.requeue or None,
         "signal": job.signal and to_shell + job.signal,
@@ -193,21 +193,21 @@ def _directives(job: Job, arguments: argparse.Namespace, launcher: str, program:
 
 
 def quote(word: str) -> str:
-    """Return a word quoted for bash, but for variables of Slurm in it: ``$SLURM_ARRAY_TASK_ID``."""
+    """Quote a word for bash, but leave Slurm's variables in it: ``$SLURM_ARRAY_TASK_ID``."""
     parts = re.split(r"(\$SLURM_\w+|\$\{SLURM_\w+\})", word)
     quoted = [f'"{part}"' if i % 2 else shlex.quote(part) if part else "" for i, part in enumerate(parts)]
     return "".join(quoted) or "''"
 
 
 def job_name(program: Sequence[str]) -> str:
-    """Return the name of the script or module that Python runs, or of the program."""
+    """Return the name of the script or module that Python runs, or the program's name."""
     is_python = Path(program[0]).name.startswith("python")
     script = next((word for word in program[1:] if is_python and not word.startswith("-")), program[0])
     return re.sub(r"[^\w.+-]", "_", Path(script).stem) or "hpccomm"
 
 
 def activation(prefix: str = sys.prefix, base_prefix: str = sys.base_prefix) -> str:
-    """Return the line of bash that activates the present Python: its virtual environment, or its folder."""
+    """Return the line of bash that activates the current Python: its virtual environment or its folder."""
     activate = Path(prefix) / "bin" / "activate"
     if prefix != base_prefix and activate.exists():
         return f"source {shlex.quote(str(activate))}"
@@ -220,7 +220,7 @@ def activation(prefix: str = sys.prefix, base_prefix: str = sys.base_prefix) -> 
 
 
 def choose_launch(job: Job, library: str, machine: Machine, launcher: str | None, mpi: str | None) -> Launch:
-    """Return the launcher and its reason; `library` is MPI_Get_library_version, "" if there is no MPI here."""
+    """Return the launcher and its reason; `library` is MPI_Get_library_version, or "" without an MPI."""
     found = family(library)
     name = "MPI (mpi4py finds none here)" if not library else found.name if found else library.split(",")[0].strip()
     wanted = mpi or (found.srun_type if found else None)
@@ -228,7 +228,7 @@ def choose_launch(job: Job, library: str, machine: Machine, launcher: str | None
     is_listed = machine.types is None or wanted in machine.types
     there = "" if machine.types is None else f" ({types})"
     binds = found is not None and found.name == "Open MPI" and (job.cpus_per_task or 1) > 1
-    mpiexec = "mpiexec --bind-to none" if binds else "mpiexec"  # Open MPI's would put all threads of a rank on one core
+    mpiexec = "mpiexec --bind-to none" if binds else "mpiexec"  # Open MPI would bind all threads of a rank to one core
     if launcher == "mpirun":
         return Launch("mpirun", mpiexec, f"started by mpiexec, as you said; the MPI is {name}")
     if wanted is None and launcher == "srun":
@@ -245,7 +245,7 @@ def choose_launch(job: Job, library: str, machine: Machine, launcher: str | None
 
 
 def _mpi() -> str:
-    """Return MPI_Get_library_version, asked of another process: on login nodes some MPIs do not start."""
+    """Return MPI_Get_library_version, read in another process: some MPIs can't start on login nodes."""
     try:
         return output(sys.executable, "-m", "mpi4py", "--mpi-lib-version")
     except SilentError:
@@ -253,7 +253,7 @@ def _mpi() -> str:
 
 
 def _other_mpis(modules: Sequence[str], library: str) -> Iterator[str]:
-    """Yield a remark for each module of an MPI that the program will not use."""
+    """Yield a remark for each module of an MPI other than the program's."""
     if (found := family(library)) is None:
         return
     own, *names = ("".join(filter(str.isalpha, name.lower())) for name in (found.name, *modules))
@@ -301,6 +301,6 @@ def doubtful_python(program: Sequence[str]) -> Iterator[str]:
     """Yield a remark if the program's Python is not the one that hpccomm is installed in."""
     first = program[0]
     if not Path(first).name.startswith("python") or "/" not in first:
-        return  # a plain "python" is that of the environment which the script activates
+        return  # the activated environment's python
     if Path(first).absolute().parent != Path(sys.executable).absolute().parent:
         yield f"{first} is not the Python in which hpccomm is installed ({sys.executable})"

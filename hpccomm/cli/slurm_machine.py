@@ -1,4 +1,4 @@
-"""The nodes and partitions of this machine, from Slurm, and checks of a job against them: for ``hpccomm slurm``."""
+"""Query Slurm for this machine's nodes and partitions, and check a job against them; used by ``hpccomm slurm``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-PATIENCE = 20  # seconds for a command of Slurm to answer
-FORMAT = "%P|%a|%l|%D|%c|%m|%G"  # sinfo(1): partition, its state, its time limit; nodes, and CPUs, MB, gres of each
+PATIENCE = 20  # seconds to wait for a command of Slurm
+FORMAT = "%P|%a|%l|%D|%c|%m|%G"  # sinfo(1): partition, state, time limit; node count; CPUs, MB and gres of each node
 
 
 class Nodes(NamedTuple):
@@ -27,7 +27,7 @@ class Nodes(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """Slurm's answers; None for those it did not give, with the reasons in `unknown`."""
+    """Slurm's answers: a field is None if its command failed, and `unknown` has the reasons."""
 
     nodes: tuple[Nodes, ...] | None = None
     types: tuple[str, ...] | None = None  # of srun --mpi
@@ -35,7 +35,7 @@ class Machine(NamedTuple):
 
 
 class Job(NamedTuple):
-    """The options of a job; None for those not given."""
+    """The options of a job; None for options not given."""
 
     nodes: int | None = None
     ntasks: int | None = None
@@ -56,7 +56,7 @@ class Job(NamedTuple):
 
     @property
     def tasks_per_node(self) -> int | None:
-        """The most ranks on a node; None if Slurm is free to choose."""
+        """The largest number of ranks on a node; None if Slurm may choose."""
         if self.ntasks_per_node is not None:
             return self.ntasks_per_node
         return None if self.nodes is None else -(-self.tasks // self.nodes)
@@ -66,7 +66,7 @@ class Job(NamedTuple):
 
 
 class SilentError(Exception):
-    """A command gave no answer; the text is the reason."""
+    """A command gave no answer; the exception's text is the reason."""
 
 
 def ask() -> Machine:
@@ -85,7 +85,7 @@ def ask() -> Machine:
 
 
 def output(*command: str) -> str:
-    """Return the output of a command, run in ``/``: Python looks for modules in its folder first."""
+    """Return a command's output; it runs in ``/``, since ``python -m`` imports from the current folder first."""
     if shutil.which(command[0]) is None:
         raise SilentError(f"there is no {command[0]} here")
     try:
@@ -97,11 +97,11 @@ def output(*command: str) -> str:
     if done.returncode:
         said = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
         raise SilentError(f"{command[0]} does not answer ({said})")
-    return done.stdout or done.stderr  # srun --mpi=list prints on stderr
+    return done.stdout or done.stderr  # srun --mpi=list prints to stderr
 
 
 def read_nodes(text: str) -> tuple[Nodes, ...]:
-    """Return the nodes in sinfo's output with `FORMAT`; lines of another form are left out."""
+    """Parse sinfo's output in `FORMAT`; skip malformed lines."""
     found = []
     for line in text.splitlines():
         fields = line.strip().split("|")
@@ -117,7 +117,7 @@ def read_nodes(text: str) -> tuple[Nodes, ...]:
 
 
 def read_types(text: str) -> tuple[str, ...]:
-    """Return the types in the output of ``srun --mpi=list``: one a line, before Slurm 20.11 after "srun: "."""
+    """Parse the output of ``srun --mpi=list``: one type a line, prefixed with "srun: " before Slurm 20.11."""
     words = [line.removeprefix("srun:").strip() for line in text.splitlines()]
     types = [word for word in words if re.fullmatch(r"[a-z]\w*", word)]
     for versions in re.findall(r"plugin versions available: (\S+)", text):
@@ -126,7 +126,7 @@ def read_types(text: str) -> tuple[str, ...]:
 
 
 def minutes(limit: str) -> float:
-    """Return a time limit in minutes; ValueError if sbatch(1) does not list its form."""
+    """Return a time limit in minutes; raise ValueError for forms that sbatch(1) does not list."""
     if limit.lower() in ("infinite", "unlimited", "-1"):
         return math.inf
     found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", limit)
@@ -142,7 +142,7 @@ def minutes(limit: str) -> float:
 
 
 def megabytes(size: str) -> int:
-    """Return a size of memory in MB; ValueError if sbatch(1) does not know its form."""
+    """Return a memory size in MB; raise ValueError for forms that sbatch(1) does not list."""
     found = re.fullmatch(r"(\d+)([KMGT]?)B?", size, re.IGNORECASE)
     if found is None:
         raise ValueError(f"{size!r} is no size: give a number of MB, or one with K, M, G or T behind it")
@@ -186,7 +186,7 @@ def malformed(job: Job) -> Iterator[str]:
 
 
 def misfits(job: Job, machine: Machine) -> Iterator[str]:
-    """Yield the reasons why a well-formed job can't run on this machine, as far as they are known."""
+    """Yield the reasons why a well-formed job can't run on this machine, from Slurm's answers."""
     if machine.nodes is None:
         return
     names = list(dict.fromkeys(nodes.partition for nodes in machine.nodes))
@@ -194,7 +194,7 @@ def misfits(job: Job, machine: Machine) -> Iterator[str]:
     if partition is None:
         yield f"this machine has no default partition: give --partition, one of {', '.join(names)}"
         return
-    wanted = partition.split(",")  # sbatch takes the one that starts the job first
+    wanted = partition.split(",")  # sbatch uses the partition that can start the job first
     for unknown in [name for name in wanted if name not in names]:
         yield f"there is no partition {unknown} here; there is {', '.join(names)}"
     kinds = [nodes for nodes in machine.nodes if nodes.partition in wanted]
@@ -228,7 +228,7 @@ def _too_large(job: Job, partition: str, kinds: Sequence[Nodes]) -> Iterator[str
 
 
 def remarks(job: Job) -> Iterator[str]:
-    """Yield remarks on options that are allowed but may not be meant."""
+    """Yield remarks on options that are allowed but may be mistakes."""
     if job.time is None:
         yield "no --time: the partition's own limit holds; a short one lets the job start earlier"
     elif re.fullmatch(r"\d+:\d+", job.time):
