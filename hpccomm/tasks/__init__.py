@@ -1,7 +1,7 @@
-"""A pool of ranks: rank 0 of a group hands out calls of functions, the others make them.
+"""A pool of ranks: rank 0 of a group hands out function calls, and the other ranks run them.
 
-`pool.py` is what programs see, `scheduler.py` what rank 0 does, `worker.py` what the others do, and `messages.py`
-what they send each other.
+`pool.py` is the public API, `scheduler.py` runs on rank 0, `worker.py` runs on the other ranks, and `messages.py`
+defines their messages.
 """
 
 from __future__ import annotations

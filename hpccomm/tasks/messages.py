@@ -1,7 +1,7 @@
-"""What rank 0 and its workers send each other: calls, and what has become of them.
+"""Messages between rank 0 and its workers: calls and their outcomes.
 
-Messages are pickled by mpi4py, large buffers (NumPy arrays) apart and without a copy (PEP 574). A worker answers calls
-in the order in which they have come, so they need no numbers.
+mpi4py pickles the messages; large buffers (NumPy arrays) travel separately, without a copy (PEP 574). A worker answers
+calls in the order of their arrival, so calls need no numbers.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from ..core import dispatcher
 from ..errors import DistError, on_rank
 
 TAG = 0
-BELOW = f"{os.path.dirname(__file__)}{os.sep}", dispatcher.__file__  # a task's own function on a worker's stack
+BELOW = f"{os.path.dirname(__file__)}{os.sep}", dispatcher.__file__  # files skipped at the top of a worker's traceback
 LONGEST_ARGUMENT = 30  # characters
 
 
 class Stop(NamedTuple):
-    """There is no further call."""
+    """Tells a worker that no more calls follow."""
 
-    has_lost: bool  # some rank has died: the communicator is not freed
+    has_lost: bool  # a rank has died: do not free the communicator
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call that a worker is to make; no tuple, in which hooks would look for arrays."""
+    """A call for a worker; not a tuple, because hooks search tuples for arrays."""
 
     fn: Callable[..., Any]
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
 
     def make(self) -> Any:
-        """Return the result."""
+        """Make the call and return its result."""
         return self.fn(*self.args, **self.kwargs)
 
     def __str__(self) -> str:
-        """Return ``f(3, ndarray)``; numbers and short texts as they are."""
+        """Return text like ``f(3, ndarray)``, with numbers and short texts in full."""
         if self.fn is apply_to_each:
             fn, calls = self.args
             others = f" and {len(calls) - 1} more" if len(calls) > 1 else ""
@@ -64,7 +64,7 @@ def apply_to_each(fn: Callable[..., Any], calls: Sequence[Sequence[Any]]) -> lis
 
 
 class Outcome(NamedTuple):
-    """What has become of a call."""
+    """The outcome of a call."""
 
     result: Any
     failure: Failure | None
@@ -72,22 +72,22 @@ class Outcome(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """An exception on its way to rank 0."""
+    """A worker's exception in a message to rank 0."""
 
-    pickled: bytes  # b"" if it can't be
+    pickled: bytes  # b"" if it can't be pickled
     text: str
     traceback: str  # as Python prints it
 
 
 class RemoteTraceback(Exception):
-    """The cause of an exception that a worker has raised: its text is the traceback there."""
+    """The cause of an exception from a worker; its text is the worker's traceback."""
 
 
 def failure_of(error: BaseException) -> Failure:
     """Return the failure for an exception; its traceback begins with the program's own function.
 
-    It is tried here whether the exception can be made of its pickle: many can't, whose ``__init__`` takes other
-    arguments than `Exception` has.
+    The worker also tries to unpickle the exception: many classes can't be unpickled because their ``__init__`` takes
+    other arguments than `Exception` has.
     """
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(BELOW):
@@ -97,13 +97,13 @@ def failure_of(error: BaseException) -> Failure:
         pickled = pkl5.pickle.dumps(error)
         if type(pkl5.pickle.loads(pickled)) is not type(error):
             pickled = b""
-    except Exception:  # of any code: __reduce__, __init__
+    except Exception:  # __reduce__ and __init__ can raise anything
         pickled = b""
     return Failure(bytes(pickled), traceback.format_exception_only(type(error), error)[-1].strip(), "".join(lines))
 
 
 def error_of(failure: Failure, call: object, rank: int) -> BaseException:
-    """Return the exception of a worker, whose cause shows where it comes from; `rank` is the worker's."""
+    """Return a worker's exception, with the worker's traceback as its cause; `rank` is the worker's."""
     try:
         error = pkl5.pickle.loads(failure.pickled)
     except Exception:

@@ -1,4 +1,4 @@
-"""What programs see of a pool of ranks: the block, and the executor in it."""
+"""The public API of a pool of ranks: the block, and the executor inside it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_serving: list[ProcessGroup] = []  # the groups of the executors that this rank is in
+_serving: list[ProcessGroup] = []  # the groups of the executors in whose blocks this rank is
 
 
 def executor(
@@ -38,29 +38,28 @@ def executor(
     initargs: Sequence[Any] = (),
     task_timeout: timedelta | float | None = None,
 ) -> Pool:
-    """Make the ranks of a group a pool: rank 0 hands out calls of functions, the other ranks make them.
+    """Make the ranks of a group a pool: rank 0 hands out function calls, and the other ranks run them.
 
     Every rank of the group calls it, in a ``with`` statement. Rank 0 gets a :class:`RankExecutor`, which is a
-    :class:`concurrent.futures.Executor`. The others serve it inside ``with``, until rank 0 has left its block, and get
-    None then: ``if executor is not None:`` keeps them from the block. (mpi4py's MPICommExecutor has this convention. As
-    there, the block of a rank that got None ends without an error where it uses a method of the executor.)
+    :class:`concurrent.futures.Executor`. The other ranks work inside the ``with`` statement until rank 0 leaves its
+    block. They then get None; ``if executor is not None:`` makes them skip the block. As with mpi4py's MPICommExecutor,
+    a block that calls a method of the executor where it is None ends without an error.
 
-    In a group of one rank, the calls are made in a thread of this rank, without pickling, and `task_timeout` has no
-    effect.
+    In a group of one rank, calls run in a thread of this rank, without pickling, and `task_timeout` has no effect.
 
     Parameters
     ----------
     group : ProcessGroup, optional
         Default: the world. A rank outside the group gets None.
     initializer : callable, optional
-        Each worker calls it once, before its first task, with `initargs`. It is not sent: every rank gives its own.
+        Each worker calls it once with `initargs`, before its first task. It is not sent: every rank passes its own.
     initargs : sequence
-        Its arguments.
+        The initializer's arguments.
     task_timeout : timedelta or float (seconds), optional
-        How long a task may take; beyond, the group's `on_timeout` says what happens. ``"abort"``: the job ends, with
-        the worker, the task and the line that it is at. ``"raise"``: the task's Future gets a DistTimeoutError that
-        says these, and its worker no other task before it has come back. ``"warn"``: they are printed. Default: no
-        limit, but they are printed once a task takes longer than the group's `timeout`.
+        The time that a task may take. If a task takes longer, the group's `on_timeout` decides. ``"abort"``: the job
+        ends, and its message names the worker, the task and the line. ``"raise"``: the task's Future gets a
+        DistTimeoutError with this message, and its worker gets no other task until it returns. ``"warn"``: the message
+        is printed. Default: no limit; the message is printed when a task takes longer than the group's `timeout`.
 
     Returns
     -------
@@ -70,7 +69,7 @@ def executor(
     Raises
     ------
     DistError
-        A rank of the group is in the block of another executor: the ranks there serve that one.
+        A rank of the group is in the block of another executor, which its ranks serve.
     ValueError, TypeError
         `task_timeout` is not positive, or no time; `initializer` is not callable.
 
@@ -95,9 +94,9 @@ def executor(
     comm = None
     if found.size > 1:
         with failures.translating("executor", found.comm):
-            found.comm.Barrier()  # Dup might hold the GIL until all ranks have come
+            found.comm.Barrier()  # Dup might hold the GIL until all ranks have called it
             comm = found.comm.Dup()
-        comm.Set_errhandler(mpi_library.load().ERRORS_RETURN)  # not `private`: it survives the death of a worker
+        comm.Set_errhandler(mpi_library.load().ERRORS_RETURN)  # not `private`: it must survive a worker's death
     return Pool(found, comm, initializer, tuple(initargs), seconds)
 
 
@@ -113,7 +112,7 @@ def _check_nesting(group: ProcessGroup) -> None:
 
 
 class Pool:
-    """The block of an executor."""
+    """The context manager that `executor` returns."""
 
     def __init__(
         self,
@@ -176,14 +175,14 @@ class Pool:
 
 
 def _is_use_of_none(error: BaseException | None) -> bool:
-    """Return whether a worker's block has used the executor, which is None there."""
+    """Return whether a worker's block failed because it used the executor, which is None on workers."""
     if not isinstance(error, AttributeError) or error.obj is not None or not hasattr(RankExecutor, error.name or ""):
         return False
-    return error.__traceback__ is not None and error.__traceback__.tb_next is None  # in the block itself
+    return error.__traceback__ is not None and error.__traceback__.tb_next is None  # raised in the block itself
 
 
 class _InThisRank:
-    """Does tasks in a thread of this rank, the only one of its group."""
+    """Runs tasks in a thread of this rank, the only one of its group."""
 
     size = 1
     has_thread = True
@@ -192,7 +191,7 @@ class _InThisRank:
         self, group: ProcessGroup, initializer: Callable[..., object] | None, initargs: tuple[Any, ...]
     ) -> None:
         self._dispatcher = group.dispatcher
-        self._thread: threading.Thread | None = None  # once it runs
+        self._thread: threading.Thread | None = None  # set when the thread starts
         begin = partial(self._begin, initializer, initargs)
         self._threads = concurrent.futures.ThreadPoolExecutor(1, "hpccomm-executor", begin)
 
@@ -213,27 +212,27 @@ class _InThisRank:
         return None
 
     def close(self, cancels: bool) -> None:
-        """Do what has been queued, unless it is cancelled, and nothing else."""
+        """Refuse further calls; run or cancel those in the queue."""
         self._threads.shutdown(wait=False, cancel_futures=cancels)
 
     def wait(self) -> None:
-        """Wait until that is done."""
+        """Wait until the queue is empty."""
         self._threads.shutdown()
 
     def look(self) -> None:
-        """Leave it to the thread."""
+        """Do nothing: the thread runs the tasks."""
 
     def is_own_thread(self) -> bool:
-        """Return whether the caller is that thread, in a task or in a callback."""
+        """Return whether the caller is the thread that runs the tasks and callbacks."""
         return threading.current_thread() is self._thread
 
 
 def _complete(future: TaskFuture, done: concurrent.futures.Future[Any]) -> None:
-    """Complete a Future as that of the thread that has done its task."""
+    """Copy the result or error of the thread's Future `done` to `future`."""
     if done.cancelled():
         future.cancel()
         future.set_running_or_notify_cancel()
-    elif (error := done.exception()) is not None:  # the initializer's, maybe
+    elif (error := done.exception()) is not None:  # perhaps the initializer's
         with contextlib.suppress(concurrent.futures.InvalidStateError):  # cancelled meanwhile
             future.set_exception(error)
     elif not future.cancelled():
@@ -241,17 +240,17 @@ def _complete(future: TaskFuture, done: concurrent.futures.Future[Any]) -> None:
 
 
 class RankExecutor(concurrent.futures.Executor):
-    """The executor that rank 0 has in the block of :func:`executor`: other ranks make the calls.
+    """The executor of rank 0 in the block of :func:`executor`: other ranks run its calls.
 
-    Functions, arguments and results are pickled; large NumPy arrays inside them travel apart and without a copy, so
-    arguments may not be changed before the call is done. A function travels by its name: it has to be defined on every
-    rank, before the block. Each worker does one task after the other, and gets the next when it has done one; where
-    tasks take less than 10 ms, one in advance (not with `task_timeout` in a group with ``on_timeout="raise"``).
+    Functions, arguments and results are pickled. Large NumPy arrays inside them travel separately, without a copy: do
+    not change an argument before its call is done. A function is pickled by name: define it on every rank, before the
+    block. Each worker runs one task at a time, and gets the next one when it is done. If tasks take less than 10 ms,
+    workers get one task in advance (but not with `task_timeout` in a group with ``on_timeout="raise"``).
 
-    An exception in a task is raised by its Future, with the traceback on the worker as its cause. Under ``mpirun
-    --with-ft ulfm`` the task of a worker that has died is given to another one, once. Every other task is done once.
+    A task's Future raises the task's exception, with the worker's traceback as its cause. Under ``mpirun --with-ft
+    ulfm``, the task of a worker that dies is run once more by another worker. Every other task runs once.
 
-    Callbacks of Futures are called in the thread that completes them: one that waits for a task raises RuntimeError.
+    Callbacks run in the thread that completes the Futures: a callback that waits for a task raises RuntimeError.
 
     Examples
     --------
@@ -267,7 +266,7 @@ class RankExecutor(concurrent.futures.Executor):
 
     @property
     def num_workers(self) -> int:
-        """The number of ranks that do tasks and are alive; 1 in a group of one rank."""
+        """The number of living ranks that run tasks; 1 in a group of one rank."""
         return self._tasks.size
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[T]:
@@ -276,12 +275,12 @@ class RankExecutor(concurrent.futures.Executor):
         Parameters
         ----------
         fn : callable
-            With its arguments picklable.
+            Must be picklable, as must its arguments.
 
         Returns
         -------
         concurrent.futures.Future
-            Of its result. ``cancel()`` works until the call has been sent to a worker.
+            Of the call's result. ``cancel()`` works until the call is sent to a worker.
 
         Raises
         ------
@@ -295,28 +294,28 @@ class RankExecutor(concurrent.futures.Executor):
     def map(
         self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
     ) -> Iterator[T]:
-        """Return the results of ``fn`` for the items of the iterables, in their order, each as soon as it is there.
+        """Return an iterator over the results of ``fn`` for the items of the iterables, in order.
 
         Parameters
         ----------
         fn : callable
             Takes as many arguments as there are iterables.
         timeout : float (seconds), optional
-            Raise TimeoutError where a result is not there so long after the call of `map`.
+            Raise TimeoutError if a result is missing this long after `map` was called.
         chunksize : int
-            The number of calls that travel together; worth it where a call takes less than a millisecond.
+            The number of calls in one message; use it if a call takes less than a millisecond.
 
         Returns
         -------
         iterator
-            An exception of a call is raised in the place of its result, or of that of the first of its chunk.
+            It raises a call's exception instead of its result, or at the first result of the call's chunk.
         """
         return self.starmap(fn, zip(*iterables), timeout=timeout, chunksize=chunksize)
 
     def starmap(
         self, fn: Callable[..., T], iterable: Iterable[Sequence[Any]], timeout: float | None = None, chunksize: int = 1
     ) -> Iterator[T]:
-        """Return the results of ``fn(*each)`` for each of the iterable; the rest is as for :meth:`map`."""
+        """Return the results of ``fn(*each)`` for each item of the iterable; otherwise like :meth:`map`."""
         chunksize = integer("executor: chunksize", chunksize)
         if chunksize < 1:
             raise ValueError(f"executor: chunksize is {chunksize}; expected 1 or more{on_rank()}")
@@ -325,14 +324,14 @@ class RankExecutor(concurrent.futures.Executor):
         return itertools.chain.from_iterable(results)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Release the workers when the tasks are done; the end of the block calls it.
+        """Release the workers when all tasks are done; the end of the block calls it.
 
         Parameters
         ----------
         wait : bool
-            True: return when they are released. False: at once.
+            True: return when the workers are released. False: return at once.
         cancel_futures : bool
-            True: cancel the tasks that have not begun. The block does so where it ends with an exception.
+            True: cancel tasks that have not begun. An exception that ends the block does so too.
         """
         if wait:
             refuse_own_thread(self._tasks)

@@ -1,6 +1,6 @@
-"""The scheduler: rank 0's part of a pool. It hands out tasks, takes results, and knows who is late or dead.
+"""The scheduler: rank 0's part of a pool. It hands out tasks, collects results, and detects late or dead workers.
 
-It works in a thread of its own, which calls MPI. Below MPI_THREAD_MULTIPLE it works while the program waits for a
+It runs in a thread of its own, which calls MPI. Without MPI_THREAD_MULTIPLE it runs while the program waits for a
 result.
 """
 
@@ -25,30 +25,29 @@ from .task import Task, TaskFuture
 if TYPE_CHECKING:
     from ..core.group import ProcessGroup
 
-QUICK = 0.01  # seconds: after a call as short as this, a worker gets one in advance, which hides the way of messages
-DEATHS = 2  # of workers, in one task: then it is not given to a third
-PAUSE = 0.1  # seconds between two looks at the clock
-LONGEST_GOODBYE = 5.0  # seconds, at the end of a program that has not waited
+QUICK = 0.01  # seconds: workers with shorter tasks get one task in advance, to hide the latency of messages
+DEATHS = 2  # of workers in one task: then the task fails
+PAUSE = 0.1  # seconds between checks for late workers
+LONGEST_GOODBYE = 5.0  # seconds to wait for the thread at exit
 
 
 class Served:
-    """A worker, as rank 0 knows it."""
+    """Rank 0's state of one worker."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank  # in the group
-        self.sent: deque[tuple[Task, Any]] = deque()  # with the request of the message; the first is being done
-        self.since = time.monotonic()  # when it has begun the first
+        self.sent: deque[tuple[Task, Any]] = deque()  # each with its send request; the worker runs the first
+        self.since = time.monotonic()  # start of the first task
         self.is_ready = False  # the initializer has returned
         self.is_quick = False
-        self.was_reported = False  # that it is at its task for long
-        self.is_late = False  # its task has failed for that: nobody waits for it any more
+        self.was_reported = False  # as late
+        self.is_late = False  # its task has failed with a timeout, and nobody waits for it
 
 
 class Scheduler:
     """The scheduler of an executor.
 
-    `task_timeout` is in seconds; None: there is no limit, but it is told when a task takes longer than the group's
-    operations may.
+    `task_timeout` is in seconds. None: no limit; a task that takes longer than the group's `timeout` is only reported.
     """
 
     def __init__(self, group: ProcessGroup, comm: MPI.Intracomm, task_timeout: float | None) -> None:
@@ -56,7 +55,7 @@ class Scheduler:
         self._raw = comm
         self._comm = pkl5.Intracomm(comm)
         self._task_timeout = task_timeout
-        # Not to a worker that may be given up: another would have to do that task, and it as well when it comes back.
+        # A late worker would run its advance task when it returns, although another worker has run it.
         self._gives_in_advance = task_timeout is None or group.on_timeout != "raise"
         self._tasks: deque[Task] = deque()
         self._workers = {rank: Served(rank) for rank in range(1, group.size)}
@@ -64,23 +63,23 @@ class Scheduler:
         self._stopping: list[tuple[int, Any]] = []
         self._clock = time.monotonic()
         self._is_closing = self._is_ending = False
-        self._has_lost = False  # a worker: then the communicator is not freed
+        self._has_lost = False  # a worker: do not free the communicator
         self._broken: BaseException | None = None
         self._lock = threading.Lock()  # of the tasks and the flags
         self._looking = threading.Lock()
         self._news = threading.Event()
-        self.is_over = threading.Event()  # nobody waits for a task any more, and the workers have been released
+        self.is_over = threading.Event()  # all workers but late ones have been released
         self.has_thread = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         if self.has_thread:
             self._thread = threading.Thread(target=self._run, name="hpccomm-executor", daemon=True)
             self._thread.start()
-            atexit.register(self._at_exit)  # before MPI_Finalize, as the progress thread
+            atexit.register(self._at_exit)  # before MPI_Finalize
 
-    # -- what the executor calls -------------------------------------------------------------------------
+    # -- the executor's interface --------------------------------------------------------------------------
 
     @property
     def size(self) -> int:
-        """The number of workers that are alive."""
+        """The number of living workers."""
         return len(self._workers)
 
     def submit(self, call: Call) -> TaskFuture:
@@ -96,7 +95,7 @@ class Scheduler:
         return future
 
     def close(self, cancels: bool) -> None:
-        """Release the workers when the tasks are done; cancel first those that have not begun."""
+        """Release the workers when all tasks are done; `cancels` cancels tasks that have not begun."""
         with self._lock:
             self._is_closing = True
         for task in list(self._tasks) if cancels else ():
@@ -115,11 +114,11 @@ class Scheduler:
             pause(next(looks))
 
     def is_own_thread(self) -> bool:
-        """Return whether the caller is the scheduler's thread, in a callback."""
+        """Return whether the caller is the scheduler's thread, running a callback."""
         return self.has_thread and threading.current_thread() is self._thread
 
     def tasks_waited_for(self) -> list[Task]:
-        """Return the tasks that are under way, or one that is not; the watchdog asks for a thread that is in `wait`."""
+        """Return the running tasks, or else one queued task; the watchdog calls it for a thread in `wait`."""
         workers = [each for each in list(self._workers.values()) if not each.is_late]
         return [task for each in workers for task, _ in list(each.sent)] or list(self._tasks)[:1]
 
@@ -143,21 +142,21 @@ class Scheduler:
         atexit.unregister(self._at_exit)
 
     def _is_waiting(self) -> bool:
-        """Return whether something may come from a worker, or is on its way to one."""
+        """Return whether a message from or to a worker is outstanding."""
         return bool(self._stopping) or any(each.sent or not each.is_ready for each in self._workers.values())
 
     def _has_ended(self) -> bool:
         return self.is_over.is_set() and not self._workers and not self._stopping
 
     def _at_exit(self) -> None:
-        if self._is_closing:  # the workers are about to be released
+        if self._is_closing:  # the workers will be released soon
             self._thread.join(LONGEST_GOODBYE)
         self._is_ending = True
         self._news.set()
         self._thread.join(LONGEST_GOODBYE)
 
     def look(self) -> bool:
-        """Take what has come, hand out what can be; return whether there was anything."""
+        """Receive outcomes and hand out tasks; return whether an outcome arrived."""
         if not self._looking.acquire(blocking=False):
             return False
         try:
@@ -171,7 +170,7 @@ class Scheduler:
         except BaseException as error:
             if not self.has_thread and not isinstance(error, Exception):  # Ctrl-C
                 raise
-            self._break(error)  # nobody would complete the futures
+            self._break(error)  # otherwise the futures would never complete
             return False
         else:
             return has_come
@@ -181,7 +180,7 @@ class Scheduler:
     # -- tasks -------------------------------------------------------------------------------------------
 
     def _take(self) -> bool:
-        """Take the outcomes that have come."""
+        """Receive the outcomes that have arrived."""
         status = MPI.Status()
         has_come = False
         while True:
@@ -193,11 +192,11 @@ class Scheduler:
             except MPI.Exception as error:
                 self._bury_the_dead(error)
                 continue
-            except Exception as error:  # the pickle's
+            except Exception as error:  # from unpickling
                 outcome = error
             has_come = True
             worker = self._workers.get(status.Get_source())
-            if worker is not None:  # not broken
+            if worker is not None:  # not removed by `_break`
                 self._settle(worker, outcome)
 
     def _settle(self, worker: Served, outcome: Outcome | Exception) -> None:
@@ -232,7 +231,7 @@ class Scheduler:
             self._supply(self._idle.popleft())
 
     def _supply(self, worker: Served) -> None:
-        """Give a worker its next task, and one in advance where tasks are short and many."""
+        """Give a worker its next task, and one in advance if tasks are short and there are many."""
         many = len(self._tasks) > len(self._workers)
         wanted = 2 if worker.is_quick and many and self._gives_in_advance else 1
         while len(worker.sent) < wanted and worker.rank in self._workers and (task := self._next()) is not None:
@@ -269,10 +268,10 @@ class Scheduler:
             worker.sent.append((task, request))
             task.worker = worker.rank
 
-    # -- what goes wrong ---------------------------------------------------------------------------------
+    # -- errors -------------------------------------------------------------------------------------------
 
     def _bury_the_dead(self, error: MPI.Exception) -> None:
-        """Give the tasks of workers that have died to others; raise `error` if nobody has."""
+        """Requeue the tasks of dead workers; raise `error` if it reports no death."""
         dead = [self._workers.pop(rank) for rank in failures.dead_members(self._raw) if rank in self._workers]
         if not dead and not failures.is_death(error):
             raise error
@@ -292,7 +291,7 @@ class Scheduler:
             raise self._all_have_died()
 
     def _blame(self, task: Task, rank: int) -> None:
-        """Count the death of a rank in a task, which nobody else gets if it was not the first."""
+        """Count a worker's death against its task; after `DEATHS` of them the task fails."""
         task.deaths += 1
         if task.deaths < DEATHS:
             self._tell(f"rank {rank} has died in the task {task.call}, which is given to another rank")
@@ -306,7 +305,7 @@ class Scheduler:
         return RankFailedError(f"executor: all ranks that could do a task have died{on_rank()}", ranks)
 
     def _break(self, error: BaseException) -> None:
-        """Fail what has not begun, and what is submitted later; where MPI has failed, also what is under way."""
+        """Fail all queued and future tasks; if MPI has failed, also the tasks in flight."""
         if isinstance(error, MPI.Exception):
             error = DistBackendError(f"executor: MPI reports: {error.Get_error_string().strip()}{on_rank()}")
         elif not isinstance(error, concurrent.futures.BrokenExecutor | RankFailedError) and self._broken is None:
@@ -315,7 +314,7 @@ class Scheduler:
             self._broken = self._broken or error
             waiting = list(self._tasks)
             self._tasks.clear()
-        if isinstance(error, DistBackendError):  # RankFailedError, too: nobody is left
+        if isinstance(error, DistBackendError):  # includes RankFailedError: no worker is left
             waiting += [task for worker in self._workers.values() for task, _ in worker.sent]
             self._has_lost = True
             self._workers.clear()
@@ -332,7 +331,7 @@ class Scheduler:
                 self._time_out(worker, now - worker.since)
 
     def _time_out(self, worker: Served, seconds: float) -> None:
-        """Say where a worker is that is at its task for too long, and do what `on_timeout` of the group says."""
+        """Report a late worker's place, and act on the group's `on_timeout`."""
         from ..debug.watchdog import end_job, places
 
         members = self._raw.Get_group()
@@ -359,7 +358,7 @@ class Scheduler:
     # -- the end -----------------------------------------------------------------------------------------
 
     def _release(self) -> None:
-        """Tell the workers to stop when nothing is left to do; those that are late, when they come."""
+        """Tell the workers to stop when no task is left; late workers get the message when they return."""
         with self._lock:
             is_done = self._is_closing and not self._tasks
         if not is_done or any((each.sent or not each.is_ready) and not each.is_late for each in self._workers.values()):

@@ -17,28 +17,28 @@ if TYPE_CHECKING:
 
 
 class Tasks(Protocol):
-    """What does the tasks of an executor."""
+    """Runs the tasks of an executor: a Scheduler, or a thread in a group of one rank."""
 
     has_thread: bool
 
     @property
     def size(self) -> int:
-        """The number of workers that are alive."""
+        """The number of living workers."""
 
     def submit(self, call: Call) -> concurrent.futures.Future[Any]:
         """Queue a call."""
 
     def close(self, cancels: bool) -> None:
-        """Release the workers when the tasks are done; cancel first those that have not begun."""
+        """Release the workers when all tasks are done; `cancels` cancels tasks that have not begun."""
 
     def wait(self) -> None:
         """Wait until the workers have been released."""
 
     def look(self) -> object:
-        """Go on with the tasks, where there is no thread."""
+        """Make progress on the tasks, if no thread does."""
 
     def is_own_thread(self) -> bool:
-        """Return whether the caller is the thread that completes futures: their callbacks are."""
+        """Return whether the caller is the thread that completes futures and runs their callbacks."""
 
 
 class TaskFuture(Driven):
@@ -48,19 +48,19 @@ class TaskFuture(Driven):
         super().__init__()
         self._tasks = tasks
         self.is_driven = tasks.has_thread
-        self.task: Callable[[], Task | None] = lambda: None  # a weak reference: it has the arguments
+        self.task: Callable[[], Task | None] = lambda: None  # a weak reference, because the task holds the arguments
 
     def tasks_waited_for(self) -> list[Task]:
-        """Return its task, until it is done; the watchdog asks for a thread that waits for this Future."""
+        """Return its task until it is done; the watchdog calls it for a thread that waits for this Future."""
         task = self.task()
         return [] if task is None else [task]
 
     def look(self) -> None:
-        """Let the scheduler work, which has no thread."""
+        """Let the scheduler make progress if it has no thread."""
         self._tasks.look()
 
     def start(self) -> None:
-        """Refuse to be completed without being waited for, where there is no thread."""
+        """Raise if no thread can complete the Future without a waiting caller."""
         if not self.is_driven:
             raise UnsupportedOperationError(
                 "add_done_callback, as_completed and wait of an executor's futures need MPI_THREAD_MULTIPLE, which "
@@ -69,20 +69,20 @@ class TaskFuture(Driven):
             )
 
     def drive(self, timeout: float | None) -> float | None:
-        """Do as Driven; a callback may ask (`timeout` is 0), and not wait."""
+        """Do as Driven, but raise in a callback that would wait; `timeout` is 0 for a poll."""
         if timeout != 0 and not self.done():
             refuse_own_thread(self._tasks)
         return super().drive(timeout)
 
     def expect_sleeper(self) -> None:
-        """Do as Driven, except in a callback."""
+        """Do as Driven, but raise in a callback."""
         if not self.done():
             refuse_own_thread(self._tasks)
         super().expect_sleeper()
 
 
 def refuse_own_thread(tasks: Tasks) -> None:
-    """Raise in the thread that completes futures, which is about to wait for itself."""
+    """Raise if the caller is the thread that completes futures: it would wait for itself."""
     if tasks.is_own_thread():
         raise RuntimeError(
             "executor: a callback of a Future can't wait for tasks, since its thread completes them; use "
@@ -96,26 +96,26 @@ class Task:
     def __init__(self, group: ProcessGroup, call: Call, future: TaskFuture) -> None:
         self.group = group
         self.call = call
-        self.worker: int | None = None  # that has got it: its rank in the group
+        self.worker: int | None = None  # group rank of the worker that has the task
         self.future = future
         future.task = weakref.ref(self)
         self.has_begun = False
-        self.deaths = 0  # of the ranks that were at it
+        self.deaths = 0  # of workers that ran it
 
     def begin(self) -> bool:
-        """Return whether the task is to be done: it has neither been cancelled, nor failed because it was late."""
+        """Return whether to run the task: it is neither cancelled nor failed for being late."""
         if self.has_begun:
             return self.future.running()
         self.has_begun = self.future.set_running_or_notify_cancel()
         return self.has_begun
 
     def succeed(self, result: Any) -> None:
-        """Complete its Future, unless it is late."""
+        """Complete its Future, unless the task has failed for being late."""
         with contextlib.suppress(concurrent.futures.InvalidStateError):
             self.future.set_result(result)
 
     def fail(self, error: BaseException) -> None:
-        """Complete its Future with an error, unless it is late."""
+        """Complete its Future with an error, unless it is already complete."""
         if self.begin():
             with contextlib.suppress(concurrent.futures.InvalidStateError):
                 self.future.set_exception(error)

@@ -1,4 +1,4 @@
-"""A worker: it makes the calls that rank 0 sends, until it is told to stop."""
+"""A worker: it runs the calls that rank 0 sends, until rank 0 stops it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class Worker:
-    """A rank of `group` that serves its rank 0, over a communicator of the executor."""
+    """A rank of `group` that serves rank 0 over the executor's communicator."""
 
     def __init__(self, group: ProcessGroup, comm: MPI.Intracomm) -> None:
         self._group = group
         self._comm = pkl5.Intracomm(comm)
 
     def serve(self, initializer: Callable[..., object] | None, initargs: Sequence[Any]) -> bool:
-        """Call the initializer, then what rank 0 sends, and answer each time; return whether a rank has died."""
+        """Call the initializer, then rank 0's calls, and answer each; return whether a rank has died."""
         if initializer is None:
             self._answer("", Outcome(None, None, 0.0))
         else:
@@ -39,7 +39,7 @@ class Worker:
                 received = self._comm.recv(None, 0, TAG)
             except MPI.Exception:
                 raise
-            except Exception as error:  # the pickle's
+            except Exception as error:  # from unpickling
                 self._answer("a call", Outcome(None, self._not_loaded(error), 0.0))
                 continue
             if isinstance(received, Stop):
@@ -47,15 +47,15 @@ class Worker:
             call = Call(*received)
             del received
             self._answer(call, self._outcome(call))
-            del call  # and its arrays, while it waits
+            del call  # free the arrays before waiting
 
     def _outcome(self, call: Call) -> Outcome:
         began = time.perf_counter()
         try:
             result = self._group.dispatcher.run_task(call, call.make)
-        except KeyboardInterrupt:  # every rank gets Ctrl-C
+        except KeyboardInterrupt:  # the launcher sends Ctrl-C to every rank
             raise
-        except BaseException as error:  # sys.exit, too
+        except BaseException as error:  # including sys.exit
             return Outcome(None, failure_of(error), time.perf_counter() - began)
         return Outcome(result, None, time.perf_counter() - began)
 
@@ -72,7 +72,7 @@ class Worker:
         self._wait_until(lambda: request.test()[0])
 
     def _wait_until(self, is_there: Callable[[], bool]) -> None:
-        """Poll, which leaves the core to others when it takes long, and lets Ctrl-C through."""
+        """Poll with growing pauses, which leave the core to others and let Ctrl-C through."""
         looks = pauses()
         while not is_there():
             pause(next(looks))
