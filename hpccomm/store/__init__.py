@@ -1,4 +1,4 @@
-"""Key-value stores, through which processes find each other."""
+"""Key-value stores that processes use to find each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client's side of a TCPStore: connections, with one request at a time on each."""
+"""The client side of a TCPStore: connections, each with one request at a time."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from .handshake import REASONS, ROOM, Session, Verdict
 from .table import Answer
 from .wire import Status
 
-CHUNK = 1 << 18  # bytes taken at once
-LONGEST_TRY = 10.0  # seconds: to connect and shake hands once
+CHUNK = 1 << 18  # bytes read at once
+LONGEST_TRY = 10.0  # seconds for one attempt to connect and shake hands
 SHORTEST_TRY = 1.0
-LONGEST_PAUSE = 1.0  # between two tries
+LONGEST_PAUSE = 1.0  # seconds between two attempts
 MOST_IDLE = 8
 PASSING = {errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN, errno.EAGAIN}
 
 
 class Connections:
-    """The connections of one client: each request has one to itself, so threads do not wait for each other."""
+    """The connections of one client; each request has its own, so threads do not wait for each other."""
 
     def __init__(self, host: str, port: int, key: bytes) -> None:
         self._where = host, port, key
@@ -37,12 +37,12 @@ class Connections:
         self._idle.append(self._connected(time.monotonic() + patience, is_starting=True))
 
     def ask(self, request: bytes, limit: float, may_repeat: bool) -> tuple[int, Answer]:
-        """Return the answer to a request (see Connection.ask), in at most `limit` seconds.
+        """Return the answer to a request (see Connection.ask) within `limit` seconds.
 
-        If an idle connection turns out to be cut, a request that `may_repeat` is sent again on a new one.
+        If an idle connection turns out to be closed, a request that `may_repeat` is sent again on a new one.
         """
         deadline = time.monotonic() + limit
-        if self._process != os.getpid():  # a fork: the connections are the parent's
+        if self._process != os.getpid():  # after a fork: the connections are the parent's
             self._idle, self._process = [], os.getpid()
         connection = self._taken()
         may_repeat &= connection is not None
@@ -50,10 +50,10 @@ class Connections:
         try:
             answer = connection.ask(request, deadline, limit)
         except BaseException as error:
-            connection.close()  # it may be in the middle of an answer
+            connection.close()  # part of an answer may be unread
             if not may_repeat or not _is_cut(error.__cause__):
                 raise
-            self._idle = []  # as old
+            self._idle = []  # the other idle connections are probably closed too
             try:
                 connection = self._connected(deadline)
             except DistNetworkError:
@@ -71,7 +71,7 @@ class Connections:
             self._idle.pop().close()
 
     def _taken(self) -> Connection | None:
-        """Return an idle connection that does not seem to be cut, or None."""
+        """Return an idle connection that seems to be open, or None."""
         while True:
             try:
                 connection = self._idle.pop()
@@ -82,7 +82,7 @@ class Connections:
             connection.close()
 
     def _connected(self, deadline: float, is_starting: bool = False) -> Connection:
-        """Return a new connection; passing failures are tried again until `deadline`."""
+        """Return a new connection; retry after temporary failures until `deadline`."""
         pause = 0.01
         while True:
             try:
@@ -95,12 +95,12 @@ class Connections:
 
 
 class Connection:
-    """A connection to a master that has proved that it has the key; made before `deadline`."""
+    """A connection, made before `deadline`, to a master that has proved that it has the key."""
 
     def __init__(self, host: str, port: int, key: bytes, deadline: float) -> None:
         self._name = f"the store at {host}" + (f", port {port}" if port else "")
         self._buffer = bytearray()
-        self._input = memoryview(bytearray(CHUNK))  # made once: making it takes longer than a small answer
+        self._input = memoryview(bytearray(CHUNK))  # allocated once: it takes longer than reading a small answer
         now = time.monotonic()
         deadline = min(max(deadline, now + SHORTEST_TRY), now + LONGEST_TRY)
         try:
@@ -115,7 +115,7 @@ class Connection:
             raise
 
     def ask(self, request: bytes, deadline: float, limit: float) -> tuple[int, Answer]:
-        """Return the status and the answer of a request, before `deadline`: `limit` seconds after the call."""
+        """Return the status and the answer of a request by `deadline`, which is `limit` seconds after the call."""
         try:
             self._socket.settimeout(_left(deadline))
             self._socket.sendall(self._session.signed(request))
@@ -133,7 +133,7 @@ class Connection:
         return header.code, answer
 
     def is_open(self) -> bool:
-        """Return True unless the connection was visibly cut while nobody used it."""
+        """Return True unless the connection was closed while idle."""
         self._socket.settimeout(0)
         try:
             self._socket.recv(1, socket.MSG_PEEK)
@@ -177,7 +177,7 @@ class Connection:
             if not nbytes:
                 raise ConnectionResetError("it has closed the connection")
             self._buffer += self._input[:nbytes]
-            if len(self._buffer) < wanted:  # a byte now and then does not take longer either
+            if len(self._buffer) < wanted:  # bytes that trickle in do not extend the deadline
                 self._socket.settimeout(_left(deadline))
         taken, self._buffer = wire.split(self._buffer, wanted)
         return taken
@@ -207,7 +207,7 @@ def _connected(host: str, port: int, limit: float) -> socket.socket:
 
 
 def _left(deadline: float) -> float:
-    """Return the seconds until `deadline`; TimeoutError if it has passed."""
+    """Return the seconds until `deadline`; raise TimeoutError if it has passed."""
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError
@@ -219,7 +219,7 @@ def _is_cut(error: BaseException | None) -> bool:
 
 
 def _may_pass(error: BaseException | None, is_starting: bool) -> bool:
-    """Return True if `error` may pass: the network, a name, a busy master, or one that is starting."""
+    """Return True for a temporary error: the network, name resolution, a busy master, or one that is starting."""
     if isinstance(error, socket.gaierror):
         return error.errno == socket.EAI_AGAIN
     if isinstance(error, ConnectionRefusedError):

@@ -1,6 +1,6 @@
 """FileStore: a store in a file that processes share.
 
-The file is a log: unlike a file for each key, or SQLite, it needs one flock, and nothing else of a file system.
+The file is a log: unlike one file for each key, or SQLite, it needs nothing of the file system but flock.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ from .store import DEFAULT_TIMEOUT, Store, Timeout, too_late
 from .table import HIDDEN, READS, Answer, Op, Request, Table
 
 MAGIC = b"hpccomm store 2\n"
-RECORD = struct.Struct("<III")  # bytes that follow, the CRC-32 of this number, the CRC-32 of those bytes
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.001, 0.05  # seconds between two looks at the file
-SHORTEST_TRY = 1.0  # seconds that every request tries to lock, even with a shorter time-out
+RECORD = struct.Struct("<III")  # length of the record's body, CRC-32 of this length, CRC-32 of the body
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.001, 0.05  # seconds between polls of the file
+SHORTEST_TRY = 1.0  # seconds that every request tries to lock, even with a shorter timeout
 CLOSED = HIDDEN + "closed"
 
 
 class FileStore(Store):
     """A store in a file: a log of changes, which each process reads and extends under a lock.
 
-    For processes of one user that share a file system and nothing else. An incomplete record, left by a killed writer,
-    is overwritten by the next one; every complete record stays.
+    For processes of one user that share only a file system. The next record overwrites an incomplete one from a killed
+    writer; every complete record stays.
 
     Parameters
     ----------
     path : str or os.PathLike
-        The file; a missing one is made, for its owner only (mode 600). It has the keys of an earlier run that has left
-        it: give each run a path of its own.
+        The file; created if missing, with mode 600. A file that an earlier run left behind still has that run's
+        keys: give each run a path of its own.
     world_size : int, optional
-        How many processes use it: the last one to close it deletes the file. Default: nobody does.
+        The number of processes that use it: the last one to close it deletes the file. Default: no process does.
     timeout : timedelta or float (seconds), optional
-        How long operations wait, for a key and for the file's lock. Default: 5 minutes.
+        The time that operations wait for a key and for the file's lock. Default: 5 minutes.
 
     Raises
     ------
     DistStoreError
-        The file can't be opened; is no store; belongs to, or is open to, another user; or is damaged.
+        The file can't be opened, is not a store, is damaged, or is accessible to other users.
     DistTimeoutError
         Another process holds the file's lock.
 
     Notes
     -----
-    The lock is flock(2). On Linux it also works over NFS; Lustre has to be mounted with ``-o flock``. The file only
+    The lock is flock(2). On Linux it also works over NFS; Lustre must be mounted with ``-o flock``. The file only
     grows.
 
     Examples
@@ -71,7 +71,7 @@ class FileStore(Store):
         self.path = os.path.abspath(path)
         self.world_size = world_size
         self._table = Table()
-        self._read = 0  # bytes of the file that the table knows
+        self._read = 0  # bytes of the file that are in the table
         self._thread_lock = threading.Lock()
         deadline = time.monotonic() + self._timeout
         while True:
@@ -79,11 +79,11 @@ class FileStore(Store):
             with suppress(_GoneError), self._locked(fcntl.LOCK_EX, deadline):
                 self._catch_up()
                 return
-            self._close_file()  # its last user has deleted it meanwhile
+            self._close_file()  # its last user has deleted it since `_open`
 
     @classmethod
     def replacing(cls, path: str) -> FileStore:
-        """Return an empty store in place of an earlier run's; closing it deletes the file."""
+        """Return an empty store that replaces an earlier run's file; closing it deletes the file."""
         with suppress(_GoneError), cls(path) as old, old._locked(fcntl.LOCK_EX, time.monotonic() + old._timeout):
             os.unlink(old.path)
         return cls(path, world_size=1)
@@ -105,7 +105,7 @@ class FileStore(Store):
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def clone(self) -> FileStore:
-        """Return another store of the same file, which is not counted in `world_size`."""
+        """Return another store of the same file, which does not count in `world_size`."""
         return FileStore(self.path, timeout=self.timeout)
 
     def close(self) -> None:
@@ -130,7 +130,7 @@ class FileStore(Store):
         return DistStoreError(f"FileStore: {self.path!r} {text}{on_rank()}")
 
     def _open(self, create: int) -> os.stat_result:
-        """Open the file, and return its stat; it must be this user's only: others could read and forge the values."""
+        """Open the file and return its stat; it must be private to this user: others could read and forge values."""
         try:
             self._file = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | create, 0o600)
         except OSError as error:
@@ -152,14 +152,14 @@ class FileStore(Store):
 
     @contextmanager
     def _locked(self, kind: int, deadline: float) -> Iterator[None]:
-        """Hold the lock of the file; _GoneError if it is no longer the one at `path`."""
+        """Hold the file's lock; raise _GoneError if `path` is now another file."""
         deadline = max(deadline, time.monotonic() + SHORTEST_TRY)
         if not self._thread_lock.acquire(timeout=min(deadline - time.monotonic(), threading.TIMEOUT_MAX)):
             raise self._late("thread of this process")
         try:
             if self._is_closed:
                 raise DistStoreError(f"the store {self!r} has been closed{on_rank()}")
-            if self._process != os.getpid():  # a fork: its parent has the lock of this open file
+            if self._process != os.getpid():  # after a fork: parent and child would share the lock of this open file
                 self._close_file()
                 self._open(0)
             self._flock(kind, deadline)
@@ -196,7 +196,7 @@ class FileStore(Store):
             return False
 
     def _applied(self, request: Request) -> Answer | None:
-        """Return the answer to `request`, written to the file, or None if it has to wait."""
+        """Return the answer to `request` and append it to the file; return None if it has to wait."""
         self._catch_up()
         answer = self._table.apply(request)
         if answer is not None and request.op not in READS:
@@ -204,7 +204,7 @@ class FileStore(Store):
         return answer
 
     def _catch_up(self) -> None:
-        """Apply the records that other processes have added."""
+        """Apply the records that other processes have appended."""
         size = os.fstat(self._file).st_size
         if self._read == 0:
             if size == 0:
@@ -228,8 +228,8 @@ class FileStore(Store):
     def _record(self, data: bytes, begin: int) -> bytes | None:
         """Return the record at `begin`; None at the end of the log.
 
-        The end may be an incomplete record (its writer was killed), or zeros (its node crashed after the file had
-        grown, and before the data was written).
+        The end may be an incomplete record (its writer was killed), or zeros (its node crashed after the file grew and
+        before the data was written).
         """
         body = begin + RECORD.size
         if len(data) < body or (not any(data[begin:body]) and data.count(0, begin) == len(data) - begin):
@@ -248,21 +248,21 @@ class FileStore(Store):
         return self._error(f"is damaged at byte {self._read}, and what follows is lost; give another path")
 
     def _write(self, request: Request) -> None:
-        """Append the record of a request; it counts when it is complete."""
+        """Append the record of a request; only a complete record is valid."""
         data = wire.packed(request.op, request.keys, request.values, request.number)
         length = len(data).to_bytes(4, "little")
         record = RECORD.pack(len(data), zlib.crc32(length), zlib.crc32(data)) + data
         try:
-            os.ftruncate(self._file, self._read)  # what a killed writer has left
+            os.ftruncate(self._file, self._read)  # removes an incomplete record of a killed writer
             _write(self._file, record, self._read)
         except OSError as error:
-            self._table, self._read = Table(), 0  # without this request
+            self._table, self._read = Table(), 0  # read the file again later, without this request
             raise self._error(f"can't be written: {error.strerror}") from error
         self._read += len(record)
 
 
 class _GoneError(DistStoreError):
-    """The file has been deleted, or another one stands at its path."""
+    """The file was deleted or replaced."""
 
 
 def _read(file: int, length: int, offset: int) -> bytes:

@@ -1,12 +1,12 @@
 """The handshake of a TCPStore: client and server prove to each other that they have the same key, without sending it.
 
-The client sends a nonce; the server sends one of its own; each answers with the HMAC-SHA256 of both under the key, the
-client first. Nobody can make these proofs without the key, and they hold for one connection only. So do the keys of the
-two directions, which come from the same nonces: every later message has a tag under its direction's key, made of its
-number too. So a relay of the proofs can neither ask nor answer.
+Client and server each send a nonce. Each proves itself with the HMAC-SHA256 of both nonces under the key, the client
+first. A proof needs the key and is valid for one connection only. The same nonces give a key for each direction: every
+later message has a tag, made with its direction's key and the message's number. So an attacker that relays the proofs
+can neither send requests nor answer them.
 
-On one node the kernel names the user of the other end (SO_PEERCRED): other users are refused, nobody can be in between,
-and the messages have no tags.
+On one node, the kernel names the user at the other end (SO_PEERCRED): other users are refused, no attacker can be in
+between, and messages have no tags.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ HELLO = len(MAGIC) + NONCE
 PROOF = hashlib.sha256().digest_size
 TAG = 16
 SHORTEST_KEY = 16
-ROOM = struct.Struct("<I")  # follows NO_ROOM: how many clients there are
+ROOM = struct.Struct("<I")  # the number of clients; follows NO_ROOM
 Bytes = bytes | bytearray | memoryview
-_PEER = struct.Struct("3i")  # of SO_PEERCRED: process, user, group
+_PEER = struct.Struct("3i")  # SO_PEERCRED: process, user, group
 
 
 class Verdict(IntEnum):
-    """The server's byte before its nonce, and before its proof."""
+    """The server's byte before its nonce and before its proof."""
 
     WELCOME = 0
     NO_ROOM = 1
@@ -50,7 +50,7 @@ REASONS: dict[int, str] = {
 
 
 def checked(auth_key: object) -> bytes:
-    """Return a program's key, b"" for None; TypeError or ValueError if it is no key or too short."""
+    """Return a program's key, b"" for None; raise TypeError or ValueError if it is not bytes or too short."""
     if auth_key is None:
         return b""
     if not isinstance(auth_key, (bytes, bytearray, memoryview)):
@@ -68,18 +68,18 @@ GOOD_KEY = "secrets.token_bytes(32), the same in all processes"
 
 
 def proof(key: bytes, who: str, client_nonce: bytes, server_nonce: bytes) -> bytes:
-    """Return the proof of `who`, "client" or "server", which only a holder of `key` can make for these nonces.
+    """Return the proof of `who` ("client" or "server") for these nonces; only a holder of `key` can compute it.
 
-    The key goes in with its length: to HMAC, keys that differ only by NULs at the end are the same.
+    The key is hashed with its length, because HMAC treats keys that differ only in trailing NULs as equal.
     """
     derived = hashlib.sha256(b"hpccomm store key\0" + len(key).to_bytes(8, "little") + key).digest()
     return hmac.digest(derived, who.encode() + MAGIC + client_nonce + server_nonce, "sha256")
 
 
 class Session:
-    """The tags of the messages of one connection, made with a key of each direction and the message's number.
+    """The tags of one connection's messages, each made with the key of its direction and the message's number.
 
-    Without a key, and on one node, tags are empty.
+    Tags are empty without a key, and on one node.
     """
 
     def __init__(self, connection: socket.socket, key: bytes, is_client: bool, *nonces: bytes) -> None:
@@ -89,12 +89,12 @@ class Session:
         self._sent = self._received = 0
 
     def signed(self, message: bytes) -> bytes:
-        """Return the next message of this side with its tag."""
+        """Return this side's next message with its tag."""
         self._sent += 1
         return message + self._tag(self._out, self._sent, message) if self.size else message
 
     def is_next(self, head: Bytes, body: Bytes, tag: Bytes) -> bool:
-        """Return True if this is the next message of the other side."""
+        """Return True if this is the other side's next message."""
         self._received += 1
         return not self.size or hmac.compare_digest(tag, self._tag(self._in, self._received, head, body))
 
@@ -111,13 +111,13 @@ def is_on_this_node(connection: socket.socket) -> bool:
 
 
 def is_own_user(connection: socket.socket) -> bool:
-    """Return True if the process at the other end of a Unix socket is this user's."""
+    """Return True if the process at the other end of a Unix socket belongs to this user."""
     _, user, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
     return bool(user == os.geteuid())
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Make TCP check a silent connection after a minute, and every 15 seconds from then on."""
+    """Make TCP probe an idle connection after a minute, and every 15 seconds after that."""
     if not is_on_this_node(connection):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4)):

@@ -15,7 +15,7 @@ class HashStore(Store):
     Parameters
     ----------
     timeout : timedelta or float (seconds), optional
-        How long operations wait. Default: 5 minutes.
+        The time that operations wait. Default: 5 minutes.
 
     Examples
     --------

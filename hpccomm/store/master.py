@@ -1,4 +1,4 @@
-"""The master's side of a TCPStore: its listening socket, and the thread that serves."""
+"""The master side of a TCPStore: its listening socket, and the thread that serves."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 BACKLOG = 4096
 ONE_NODE = "127.0.0.1"
 HOST_VARIABLE = "HPCCOMM_STORE_HOST"
-DISCARD = 9  # a port; nothing is sent there
+DISCARD = 9  # the discard port; only used to look up a route
 
 
 class Master:
     """The thread that serves a store on a listening socket; it sleeps until a client connects.
 
-    ``close()`` ends the thread and all connections; so does dropping the Master, and the end of the program.
+    ``close()`` ends the thread and all connections. They also end with the Master object and with the program.
     """
 
     def __init__(self, listener: socket.socket, key: bytes, limits: Limits | None = None) -> None:
@@ -40,10 +40,10 @@ class Master:
 
 
 def _end(end: socket.socket, thread: threading.Thread, process: int) -> None:
-    """End the thread and all connections; in a forked process they are the parent's, and stay."""
+    """End the thread and all connections; a forked process leaves its parent's open."""
     if process == os.getpid():
         with contextlib.suppress(OSError):  # the thread has ended
-            end.shutdown(socket.SHUT_RDWR)  # closing is not enough where a forked process has it, too
+            end.shutdown(socket.SHUT_RDWR)  # close() is not enough if a forked process has it too
         thread.join()
     end.close()
 
@@ -63,7 +63,7 @@ def _serve(listener: socket.socket, ended: socket.socket, key: bytes, limits: Li
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at `host`, and there only; DistNetworkError if it can't."""
+    """Return a socket that listens only at `host`; raise DistNetworkError on failure."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family, backlog=BACKLOG)
@@ -77,8 +77,8 @@ def listen(host: str, port: int) -> socket.socket:
 def listen_on_this_node() -> socket.socket:
     """Return a listening Unix socket, for this user's processes.
 
-    Its name belongs to the network's namespace, like a port of 127.0.0.1, and not to the file system: nothing of it
-    stays. Others can read the name in /proc/net/unix, but other users are refused (`handshake.is_own_user`).
+    Its name is in the network namespace, like a port of 127.0.0.1, and not in the file system: it leaves no file
+    behind. Other users can read the name in /proc/net/unix, but are refused (`handshake.is_own_user`).
     """
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"\0hpccomm-{os.urandom(16).hex()}")
@@ -87,7 +87,7 @@ def listen_on_this_node() -> socket.socket:
 
 
 def is_loopback(host: str) -> bool:
-    """Return True if only this host can reach `host`."""
+    """Return True if `host` is reachable from this host only."""
     import ipaddress
 
     try:
@@ -97,17 +97,17 @@ def is_loopback(host: str) -> bool:
 
 
 def serve(where: tuple[str, int] | None, peer: str | None) -> tuple[Master, tuple[str, int, bytes]]:
-    """Return the master of a new store, and its host, port and key for clients.
+    """Start a new store; return its master, and the host, port and key for clients.
 
-    Without `where` it listens at the address by which the host `peer` reaches this one, or, without another host
-    (None), at a Unix socket.
+    Without `where` it listens at the address by which the host `peer` reaches this host. If `peer` is None too (all
+    processes on one host), it listens at a Unix socket.
     """
     if where is None and peer is None and not os.environ.get(HOST_VARIABLE) and hasattr(socket, "SO_PEERCRED"):
         host, listener = "", listen_on_this_node()
     else:
         host, port = where or (address_for(peer), 0)
         if peer is not None and host not in (ONE_NODE, "::1", "localhost") and is_loopback(host):
-            # the name of this host, as many distributions write it into /etc/hosts: to others it is another address
+            # many distributions map this host's name to loopback in /etc/hosts; other hosts can't use that address
             host = _route_to(peer)
         listener = listen(host, port)
     key = os.urandom(32)
@@ -116,7 +116,7 @@ def serve(where: tuple[str, int] | None, peer: str | None) -> tuple[Master, tupl
 
 
 def address_for(peer: str | None, environ: Mapping[str, str] = os.environ) -> str:
-    """Return ``HPCCOMM_STORE_HOST``, or the address by which `peer`, another host or None, reaches this one."""
+    """Return ``HPCCOMM_STORE_HOST``, or the address by which `peer` (None: only this host) reaches this host."""
     if said := environ.get(HOST_VARIABLE, "").strip():
         return said
     if peer is None or peer == socket.gethostname():
@@ -130,7 +130,7 @@ def _route_to(peer: str) -> str:
         try:
             family, kind, _, _, address = socket.getaddrinfo(name, DISCARD, type=socket.SOCK_DGRAM)[0]
             with socket.socket(family, kind) as probe:
-                probe.connect(address)  # of a datagram socket: asks the routing table, sends nothing
+                probe.connect(address)  # on a datagram socket this looks up the route and sends nothing
                 own: str = probe.getsockname()[0]
         except OSError:
             continue

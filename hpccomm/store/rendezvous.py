@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 
 class Method(NamedTuple):
-    """A parsed init_method; `where` is an address (host, port), a path, or None: hpccomm chooses."""
+    """A parsed init_method; `where` is an address (host, port), a path, or None if hpccomm chooses."""
 
     where: tuple[str, int] | str | None = None
     rank: int = -1
@@ -17,7 +17,7 @@ class Method(NamedTuple):
 
 
 def parsed(init_method: str, environ: Mapping[str, str] = os.environ) -> Method:
-    """Return the parsed `init_method`; ValueError if it is none of torch.distributed's."""
+    """Return the parsed `init_method`; raise ValueError if torch.distributed has no such form."""
     url = urlsplit(init_method)
     said = dict(parse_qsl(url.query))
     try:

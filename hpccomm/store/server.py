@@ -1,8 +1,8 @@
-"""The server of a TCPStore: the table, and the conversations with all clients, in one thread.
+"""The server of a TCPStore: the table, and the connections of all clients, in one thread.
 
-The thread imports it when the first client comes: asyncio takes 30 ms to import.
+The thread imports it when the first client connects: importing asyncio takes 30 ms.
 
-A client is a protocol object: with coroutines on streams every request took twice as long.
+A client is a protocol object: with coroutines on streams, every request took twice as long.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from .handshake import ROOM, Session, Verdict
 from .table import LARGEST_VALUE, READS, QueueEmptyError, Request, Table
 from .wire import Status
 
-CHUNK = 1 << 18  # bytes taken at once
-READ_AHEAD = 1 << 16  # bytes that are taken from a client while it waits for an answer
+CHUNK = 1 << 18  # bytes read at once
+READ_AHEAD = 1 << 16  # bytes read from a client while it waits for an answer
 MIB = 1 << 20
-OTHER_FILES = 64  # open files that are left to the rest of the process
-STRANGERS = 64  # clients that have not proved that they have the key
-AT_ONCE = 16  # connections accepted in one turn of the loop, which has other work too
-SCARCE = 4 * AT_ONCE  # files below which they are counted in each turn
-COUNT_AGAIN = 1.0  # seconds after which they are anyhow: the listing is as long as there are clients
-PAUSE = 0.1  # seconds, where the system has no file for a connection
+OTHER_FILES = 64  # open files left for the rest of the process
+STRANGERS = 64  # clients that have not yet proved that they have the key
+AT_ONCE = 16  # connections accepted in one turn of the event loop
+SCARCE = 4 * AT_ONCE  # with fewer free files than this, they are counted in each turn
+COUNT_AGAIN = 1.0  # seconds between counts otherwise: listing takes longer with more clients
+PAUSE = 0.1  # seconds, after the system had no file for a connection
 
 
 class Limits(NamedTuple):
     """The limits of a server."""
 
     capacity: int = 4 << 30  # bytes of keys and values
-    connections: int = 16384  # or as many as the process may have open files
+    connections: int = 16384  # or the process's limit of open files, if that is lower
     handshake: float = 10.0  # seconds that a client has to prove that it has the key
-    patience: float = 30.0  # seconds that it has for the rest of a message, and to take an answer; more for each MiB
+    patience: float = 30.0  # seconds to send the rest of a message or to receive an answer; more for each MiB
 
 
 class Server:
     """The table, and the clients.
 
-    Clients that have not proved that they have the key ("strangers") are few, and so are their open files: the oldest
-    one makes room for the next. A client with the key proves it before so many others come, or tries again.
+    The number of clients that have not proved that they have the key ("strangers") is limited: a new one replaces the
+    oldest. A client with the key normally proves it before it is replaced; otherwise it tries again.
 
-    Each connection has one request at a time. So the server holds, for a client, one message being read, one answer
-    being sent, and a little read ahead; for a stranger, a few bytes.
+    Each connection has one request at a time. So the server buffers, for each client, one message being read, one
+    answer being sent, and a little read ahead; for each stranger, a few bytes.
     """
 
     def __init__(self, key: bytes, limits: Limits) -> None:
@@ -63,30 +63,30 @@ class Server:
         self.limits = limits
         self.table = Table(limits.capacity)
         self.clients: set[Client] = set()
-        self.strangers: dict[Client, None] = {}  # clients as well; the oldest first
+        self.strangers: dict[Client, None] = {}  # also in `clients`; the oldest first
         self.input = memoryview(bytearray(CHUNK))
-        self._free = 0  # files that the process may still open, beside OTHER_FILES
-        self._others = 0  # open files that are no client's, when they were last counted
-        self._counted = -COUNT_AGAIN  # at this time
+        self._free = 0  # files that the process may still open, besides OTHER_FILES
+        self._others = 0  # open files other than clients', at the last count
+        self._counted = -COUNT_AGAIN  # the time of the last count
         self._accepting: set[asyncio.Task[object]] = set()
-        self._pause: asyncio.TimerHandle | None = None  # before it accepts again
+        self._pause: asyncio.TimerHandle | None = None  # until it accepts again
         self._has_complained = False
         self._waiting: dict[str, dict[Client, None]] = {}  # by key; in the order of arrival
 
     async def serve(self, listener: socket.socket, end: socket.socket) -> None:
-        """Serve the clients that connect to `listener`, until `end` can be read."""
+        """Serve the clients that connect to `listener`, until `end` is readable."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: self._complain(context.get("exception") or context["message"]))
         ended = asyncio.Event()
         loop.add_reader(end, ended.set)
         listener.setblocking(False)
-        loop.add_reader(listener, self._accept, loop, listener)  # asyncio's own loop takes as many as come, and logs
+        loop.add_reader(listener, self._accept, loop, listener)  # asyncio's own server accepts without limit, and logs
         await ended.wait()
         loop.remove_reader(end)
         loop.remove_reader(listener)
         if self._pause is not None:
             self._pause.cancel()
-        listener.shutdown(socket.SHUT_RDWR)  # closing is not enough if a forked process has it, too
+        listener.shutdown(socket.SHUT_RDWR)  # close() is not enough if a forked process has it too
         listener.close()
         while self.clients or self._accepting:
             for client in self.clients:
@@ -94,7 +94,7 @@ class Server:
             await asyncio.sleep(0)
 
     def _accept(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
-        """Accept some of the waiting connections."""
+        """Accept some of the pending connections."""
         self._free = self._files - OTHER_FILES - self._others - len(self.clients)
         if self._free < SCARCE or loop.time() - self._counted >= COUNT_AGAIN:
             self._counted = loop.time()
@@ -104,7 +104,7 @@ class Server:
                 connection, _ = listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as error:  # no file or no memory for it, in the process or in the system
+            except OSError as error:  # no file or memory is left, in the process or in the system
                 self._complain(error)
                 loop.remove_reader(listener)
                 self._pause = loop.call_later(PAUSE, loop.add_reader, listener, self._accept, loop, listener)
@@ -117,7 +117,7 @@ class Server:
             task.add_done_callback(self._accepting.discard)
 
     def admit(self, client: Client) -> None:
-        """Add a stranger; drop the oldest ones if there are too many."""
+        """Add a stranger; disconnect the oldest ones if there are too many."""
         while len(self.strangers) >= max(1, min(self._strangers_room, len(self.strangers) + self._free)):
             next(iter(self.strangers)).end()
         self.strangers[client] = None
@@ -128,19 +128,19 @@ class Server:
             used = len(os.listdir("/proc/self/fd"))
         except FileNotFoundError:  # only Linux has it
             used = len(self.clients)
-        except OSError:  # it takes a file to look
+        except OSError:  # listing needs a free file, too
             used = self._files
         self._others = used - len(self.clients)
         self._free = self._files - OTHER_FILES - used
 
     def is_full(self) -> bool:
-        """Return True if there is no room for another client."""
-        if self._free < -AT_ONCE:  # when they were counted: it may have been so for a moment
+        """Return True if the server can't take another client."""
+        if self._free < -AT_ONCE:  # the last count may be out of date
             self._count_files()
         return len(self.clients) - len(self.strangers) >= self.room or self._free < -AT_ONCE
 
     def _complain(self, problem: object) -> None:
-        """Log a problem, once: a client that causes it could fill the disk."""
+        """Log only the first problem: a client that causes problems could fill the disk."""
         if not self._has_complained:
             self._has_complained = True
             logging.getLogger("hpccomm").warning(
@@ -148,11 +148,11 @@ class Server:
             )
 
     def wait(self, client: Client, key: str) -> None:
-        """Call `look_again` of `client` when `key` has changed."""
+        """Call `look_again` of `client` when `key` changes."""
         self._waiting.setdefault(key, {})[client] = None
 
     def give_up(self, client: Client, key: str) -> None:
-        """Remove `client` from those that wait for `key`."""
+        """Remove `client` from the clients that wait for `key`."""
         waiting = self._waiting.get(key, {})
         waiting.pop(client, None)
         if not waiting:
@@ -166,7 +166,7 @@ class Server:
 
 
 def _allowed_files(wanted: int) -> int:
-    """Return how many files this process may have open, after it has been allowed as many as wanted, if it can be."""
+    """Raise this process's limit of open files to `wanted` if possible; return the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     enough = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft == resource.RLIM_INFINITY or soft >= enough:
@@ -178,10 +178,10 @@ def _allowed_files(wanted: int) -> int:
 
 
 class Client(asyncio.BufferedProtocol):
-    """One client: the connection, and the bytes of its next message so far.
+    """One client: the connection, and the bytes received of its next message.
 
-    `_next` is the next step of the conversation, called with `_wanted` bytes; None while the client waits for an
-    answer, or has not received it yet.
+    `_next` is the next step of the protocol, called with `_wanted` bytes. It is None until the client has received its
+    answer.
     """
 
     def __init__(self, server: Server) -> None:
@@ -190,9 +190,9 @@ class Client(asyncio.BufferedProtocol):
         self._buffer = bytearray()
         self._next: Callable[[bytearray], None] | None = self._hello
         self._wanted = handshake.HELLO
-        self._drop: asyncio.TimerHandle | None = None  # for a slow client
-        self._request: Request | None = None  # that waits
-        self._missing = ""  # the key that it waits for
+        self._drop: asyncio.TimerHandle | None = None  # disconnects a slow client
+        self._request: Request | None = None  # waits for a key
+        self._missing = ""  # the key that `_request` waits for
         self._deadline: asyncio.TimerHandle | None = None
 
     # -- the connection -------------------------------------------------------------------------------
@@ -207,11 +207,11 @@ class Client(asyncio.BufferedProtocol):
         self._hurry(self._server.limits.handshake)
 
     def get_buffer(self, _: int) -> memoryview:
-        """Return the buffer for the next bytes: one for all clients, since they are copied at once."""
+        """Return the buffer for the next bytes; all clients share it, since the bytes are copied immediately."""
         return self._server.input
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Continue the conversation with the new bytes."""
+        """Continue the protocol with the new bytes."""
         self._buffer += self._server.input[:nbytes]
         self._go_on()
 
@@ -229,12 +229,12 @@ class Client(asyncio.BufferedProtocol):
             self._hurry(self._server.limits.patience + self._wanted / MIB)
 
     def eof_received(self) -> bool:
-        """Close the connection: a client that has gone waits for no answer."""
+        """Close the connection: a client that has left waits for no answer."""
         self._close()
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Drop the client and its request."""
+        """Remove the client and its request."""
         self._next = None
         self._take_time()
         self._stop_waiting()
@@ -242,7 +242,7 @@ class Client(asyncio.BufferedProtocol):
         self._server.strangers.pop(self, None)
 
     def pause_writing(self) -> None:
-        """Read no more until the client has received its answer."""
+        """Stop reading until the client has received its answer."""
         self._next = None
         self._hurry(self._server.limits.patience + self._transport.get_write_buffer_size() / MIB)
 
@@ -260,7 +260,7 @@ class Client(asyncio.BufferedProtocol):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._transport.abort()
 
-    # -- the steps of a conversation -------------------------------------------------------------------
+    # -- the steps of the protocol ---------------------------------------------------------------------
 
     def _hello(self, hello: bytearray) -> None:
         if not hello.startswith(handshake.MAGIC):
@@ -303,10 +303,10 @@ class Client(asyncio.BufferedProtocol):
     # -- answers ---------------------------------------------------------------------------------------
 
     def look_again(self) -> None:
-        """Answer the waiting request, if its key has come."""
+        """Answer the waiting request if its key exists now."""
         request = self._request
         if request is None:
-            return  # it has been given up meanwhile
+            return  # the request has ended since
         if self._answered(request):
             self._stop_waiting()
             self._listen()
@@ -332,7 +332,7 @@ class Client(asyncio.BufferedProtocol):
 
     def _answer(self, data: bytes) -> None:
         self._next, self._wanted = self._head, wire.HEADER.size
-        self._transport.write(self._session.signed(data))  # calls pause_writing where the client does not take it
+        self._transport.write(self._session.signed(data))  # calls pause_writing if the client reads slowly
 
     def _too_late(self) -> None:
         missing = self._missing
@@ -353,12 +353,12 @@ class Client(asyncio.BufferedProtocol):
     # -- time, and the end -----------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        """Continue with the bytes that have come meanwhile."""
+        """Continue with the bytes that have arrived."""
         self._transport.resume_reading()
         self._go_on()
 
     def _hurry(self, seconds: float) -> None:
-        """Drop the client after `seconds`."""
+        """Disconnect the client after `seconds`."""
         self._take_time()
         self._drop = self._loop.call_later(seconds, self._transport.abort)
 
@@ -372,5 +372,5 @@ class Client(asyncio.BufferedProtocol):
         self._next = None
         self._stop_waiting()
         self._transport.write(last_words)
-        self._hurry(self._server.limits.patience)  # to take them
+        self._hurry(self._server.limits.patience)  # to receive them
         self._transport.close()

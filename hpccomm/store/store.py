@@ -22,26 +22,26 @@ Timeout = timedelta | float
 
 
 class Store(ABC):
-    """A table of values by key, through which processes find each other and agree. Abstract.
+    """A table of values by key, in which processes find each other and agree. Abstract.
 
     Keys are str, at most 16 KiB in UTF-8. Values are bytes, at most 256 MiB; a str is stored as UTF-8. Each operation
-    is atomic. A store may be used by several threads. All kinds raise the same errors: DistStoreError where an
-    operation is refused or a store is closed, DistTimeoutError where a key has not come in time, DistNetworkError where
-    a store can't be reached; TypeError and ValueError for arguments.
+    is atomic. Several threads may use a store. All kinds raise the same errors: DistStoreError if an operation is
+    refused or the store is closed, DistTimeoutError if a key is not set in time, DistNetworkError if the store can't be
+    reached, TypeError and ValueError for bad arguments.
 
-    A class of your own overrides `request`, `close` and `clone`; every other method passes through `request`.
-    As a context manager a store is closed at the end of the block.
+    A subclass overrides `request`, `close` and `clone`; every other method calls `request`. As a context manager, a
+    store is closed at the end of the block.
 
     Parameters
     ----------
     timeout : timedelta or float (seconds), optional
-        How long `get`, `wait`, `multi_get` and `queue_pop` wait. Default: 5 minutes.
+        The time that `get`, `wait`, `multi_get` and `queue_pop` wait. Default: 5 minutes.
 
     Notes
     -----
-    Semantics: c10d's stores. Different on purpose: a wait that is too long raises DistTimeoutError; `num_keys` and
-    `list_keys` of a PrefixStore are those of its own keys, and none of any store's bookkeeping; queues are waited for
-    and checked like values, but not listed or counted.
+    Semantics: c10d's stores, with deliberate differences. A wait that takes too long raises DistTimeoutError.
+    `num_keys` and `list_keys` of a PrefixStore cover its own keys only; no store shows internal keys. `wait` and
+    `check` accept queues like values, but `num_keys` and `list_keys` leave them out.
 
     Examples
     --------
@@ -55,11 +55,11 @@ class Store(ABC):
         self._timeout = _seconds(timeout)
         self._is_closed = False
 
-    # -- for a kind of store to override -----------------------------------------------------------
+    # -- to override in a kind of store -------------------------------------------------------------
 
     @abstractmethod
     def request(self, request: Request, timeout: float) -> Answer:
-        """Return the answer to `request`; where it waits, DistTimeoutError after `timeout` seconds."""
+        """Return the answer to `request`; raise DistTimeoutError if it waits longer than `timeout` seconds."""
 
     @abstractmethod
     def clone(self) -> Store:
@@ -72,26 +72,26 @@ class Store(ABC):
     # -- values -------------------------------------------------------------------------------------
 
     def set(self, key: str, value: Value) -> None:
-        """Store `value` under `key`, in place of the old one."""
+        """Store `value` under `key`; replace an old value."""
         self._ask(Op.SET, (key,), (value,))
 
     def get(self, key: str) -> bytes:
-        """Return the value of `key`, after a wait for it if need be.
+        """Return the value of `key`; wait until it is set.
 
         Raises
         ------
         DistTimeoutError
-            It has not come within the store's timeout.
+            It was not set within the store's timeout.
         """
         return self._ask(Op.GET, (key,)).values[0]
 
     def add(self, key: str, amount: int) -> int:
-        """Return the sum of `amount` and the integer that `key` holds as text (0 if it is not there), and store it.
+        """Add `amount` to the integer that `key` holds as text (0 if it is missing), and return the sum.
 
         Raises
         ------
         DistStoreError
-            The value is no integer, or the sum does not fit into 64 bits; nothing has changed.
+            The value is no integer, or the sum does not fit into 64 bits; the value does not change.
 
         Examples
         --------
@@ -109,7 +109,7 @@ class Store(ABC):
     def compare_set(self, key: str, expected: Value, desired: Value) -> bytes:
         """Set `key` to `desired` if its value is `expected`, or missing and `expected` is empty; return its value.
 
-        Where there is still none, `expected` comes back.
+        If the key is still missing, return `expected`.
 
         Examples
         --------
@@ -124,14 +124,14 @@ class Store(ABC):
         self._ask(Op.APPEND, (key,), (value,))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
-        """Store each of `values` under its key, all at once; there are as many values as keys."""
+        """Store `values` under `keys` atomically; both have the same length."""
         keys, values = _listed("multi_set", keys), tuple(values)
         if len(keys) != len(values):
             raise ValueError(f"multi_set: {len(keys)} keys, but {len(values)} values{on_rank()}")
         self._ask(Op.SET, keys, values)
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Return the values of all `keys`, of one moment; wait until they are there."""
+        """Wait until all `keys` are set; return their values, read atomically."""
         return list(self._ask(Op.GET, _listed("multi_get", keys)).values)
 
     def delete_key(self, key: str) -> bool:
@@ -141,16 +141,16 @@ class Store(ABC):
     # -- keys ---------------------------------------------------------------------------------------
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return True if all of `keys` are there, without waiting."""
+        """Return True if all `keys` exist, without waiting."""
         return bool(self._ask(Op.CHECK, _listed("check", keys)).number)
 
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
-        """Wait until all of `keys` are there, for `timeout` (default: the store's).
+        """Wait until all `keys` exist, for at most `timeout` (default: the store's).
 
         Raises
         ------
         DistTimeoutError
-            They have not come in time; the message names one that is missing.
+            A key was missing all the time; the message names one.
         """
         self._ask(Op.WAIT, _listed("wait", keys), timeout=None if timeout is None else _seconds(timeout))
 
@@ -165,7 +165,7 @@ class Store(ABC):
     # -- queues -------------------------------------------------------------------------------------
 
     def queue_push(self, key: str, value: Value) -> None:
-        """Put `value` at the end of the queue `key`, which is apart from the value of the same key.
+        """Append `value` to the queue `key`, which is separate from the value of the same key.
 
         Examples
         --------
@@ -183,9 +183,9 @@ class Store(ABC):
         Raises
         ------
         DistTimeoutError
-            None has come within the store's timeout.
+            The queue was empty for the store's timeout.
         QueueEmptyError
-            There is none, and `block` is False.
+            The queue is empty, and `block` is False.
         """
         return self._ask(Op.POP, (key,), number=bool(block)).values[0]
 
@@ -197,20 +197,20 @@ class Store(ABC):
 
     @property
     def is_closed(self) -> bool:
-        """True once `close` has been called."""
+        """True after `close`."""
         return self._is_closed
 
     @property
     def timeout(self) -> timedelta:
-        """The time-out of operations."""
+        """The timeout of operations."""
         return timedelta(seconds=self._timeout)
 
     def set_timeout(self, timeout: Timeout) -> None:
-        """Set the time-out of operations."""
+        """Set the timeout of operations."""
         self._timeout = _seconds(timeout)
 
     def has_extended_api(self) -> bool:
-        """Return True: there are `append`, `multi_get`, `multi_set` and queues, as c10d's method of this name asks."""
+        """Return True: the store has `append`, `multi_get`, `multi_set` and queues. The name is c10d's."""
         return True
 
     def __enter__(self) -> Self:
@@ -269,7 +269,7 @@ class PrefixStore(Store):
 
     @property
     def is_closed(self) -> bool:
-        """True once this store or the other one has been closed."""
+        """True after `close` of this store or the other one."""
         return self._is_closed or self.underlying_store.is_closed
 
     def clone(self) -> PrefixStore:
@@ -281,7 +281,7 @@ class PrefixStore(Store):
 
 
 def too_late(request: Request, timeout: float, key: str) -> DistTimeoutError:
-    """Return the error of a request whose `key` has not come in time."""
+    """Return the error for a request whose `key` was not set in time."""
     return DistTimeoutError(
         f"{_name(request.op, request.keys)}: nobody has set {key!r} within {timeout:g} s{on_rank()}"
         if request.op != Op.POP
@@ -290,7 +290,7 @@ def too_late(request: Request, timeout: float, key: str) -> DistTimeoutError:
 
 
 def _name(op: Op, keys: Sequence[str]) -> str:
-    """Return the name of the method that a program has called."""
+    """Return the name of the method that the program called."""
     name = _NAMES[op]
     return f"multi_{name}" if op in (Op.SET, Op.GET) and len(keys) != 1 else name
 

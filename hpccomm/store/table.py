@@ -1,6 +1,6 @@
 """Requests, answers, and the table that every store applies them to.
 
-Kinds of stores differ in one method, `request`: how a request gets to the table, and how it waits.
+Kinds of stores differ only in the method `request`: how it passes a request to the table, and how it waits.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from ..errors import DistStoreError
 
 LARGEST_KEY = 16 << 10  # bytes
 LARGEST_VALUE = 256 << 20
-HIDDEN = "\0"  # keys that begin with it are the stores' own
-OVERHEAD = 200  # bytes that an entry takes beside its key and its value
+HIDDEN = "\0"  # keys that begin with it are internal
+OVERHEAD = 200  # bytes that an entry takes besides its key and value
 
 
 class QueueEmptyError(DistStoreError):
@@ -23,16 +23,16 @@ class QueueEmptyError(DistStoreError):
 
 
 class Op(IntEnum):
-    """The operations, numbered as on the wire and in the file."""
+    """The operations, with their numbers on the wire and in the file."""
 
     SET = 1
-    GET = 2  # of one key or several; not before all of them are there
+    GET = 2  # of one or more keys; waits until all of them exist
     ADD = 3
     COMPARE_SET = 4
     WAIT = 5
     CHECK = 6
     DELETE = 7
-    COUNT = 8  # of the keys that begin with the one given
+    COUNT = 8  # of the keys with the given prefix
     APPEND = 9
     PUSH = 10
     POP = 11
@@ -41,7 +41,7 @@ class Op(IntEnum):
 
 
 READS = frozenset({Op.GET, Op.WAIT, Op.CHECK, Op.COUNT, Op.LENGTH, Op.LIST})
-WAITS = frozenset({Op.GET, Op.WAIT, Op.POP})  # until their keys are there
+WAITS = frozenset({Op.GET, Op.WAIT, Op.POP})  # until their keys exist
 
 
 class Request(NamedTuple):
@@ -50,7 +50,7 @@ class Request(NamedTuple):
     op: Op
     keys: tuple[str, ...] = ()
     values: tuple[bytes, ...] = ()
-    number: int = 0  # ADD: how much; POP: 0 to fail rather than wait
+    number: int = 0  # ADD: the amount; POP: 0 to fail instead of waiting
 
 
 class Answer(NamedTuple):
@@ -61,7 +61,7 @@ class Answer(NamedTuple):
 
 
 class Table:
-    """Values and queues by key; a request that needs more than `capacity` bytes of them is refused."""
+    """Values and queues by key; a request that would need more than `capacity` bytes is refused."""
 
     def __init__(self, capacity: int | None = None) -> None:
         self.values: dict[str, bytes] = {}
@@ -70,7 +70,7 @@ class Table:
         self.nbytes = 0
 
     def apply(self, request: Request) -> Answer | None:
-        """Return the answer to `request`, or None if it has to wait; DistStoreError refuses it, and nothing changes."""
+        """Return the answer to `request`, or None if it must wait; a DistStoreError refuses it without a change."""
         return _OPERATIONS[request.op](self, request)
 
     def missing(self, request: Request) -> str | None:
@@ -83,7 +83,7 @@ class Table:
         return key in self.values or key in self.queues
 
     def _put(self, items: dict[str, bytes]) -> None:
-        """Set `items`, if there is room."""
+        """Set `items` if their size is allowed."""
         growth = 0
         for key, value in items.items():
             if len(value) > LARGEST_VALUE:

@@ -1,4 +1,4 @@
-"""TCPStore: a store in one process, which others reach over the network."""
+"""TCPStore: a store in one process, which other processes reach over the network."""
 
 from __future__ import annotations
 
@@ -11,55 +11,55 @@ from .store import DEFAULT_TIMEOUT, Store, Timeout, too_late
 from .table import HIDDEN, READS, WAITS, Answer, Op, QueueEmptyError, Request
 from .wire import Status
 
-if TYPE_CHECKING:  # their imports take time, and most programs have no TCPStore
+if TYPE_CHECKING:  # these imports take time, and most programs have no TCPStore
     from .connection import Connections
     from .master import Master
 
-GRACE = 5.0  # seconds that an answer may take beyond what the request waits for
+GRACE = 5.0  # seconds that an answer may take, besides the request's own wait
 WORKERS, ALL_THERE = HIDDEN + "workers", HIDDEN + "all there"
 
 
 class TCPStore(Store):
-    """A store in the memory of one process, the master, which others reach by TCP.
+    """A store in the memory of one process, the master; other processes reach it by TCP.
 
     Parameters
     ----------
     host : str
-        Name or address of the master's host. The master listens at this address, and only there.
+        Name or address of the master's host. The master listens only at this address.
     port : int
-        0 on the master lets the system choose: see `port`.
+        0 on the master lets the system choose; see the attribute `port`.
     world_size : int, optional
-        How many processes use the store, the master too.
+        The number of processes that use the store, including the master.
     is_master : bool, optional
-        Whether this process holds it.
+        Whether this process holds the store.
     timeout : timedelta or float (seconds), optional
-        How long operations wait, and how long this process tries to reach the master. Default: 5 minutes.
+        The time that operations wait, and that this process tries to reach the master. Default: 5 minutes.
     wait_for_workers : bool, optional
-        Whether the master waits here until `world_size` processes have come.
+        Whether the master waits here until `world_size` processes have connected.
     auth_key : bytes, optional
-        16 bytes or more, the same in all processes: ``secrets.token_bytes(32)``. Who has another one can neither read
-        nor change anything, and is not believed; nor is who changes the packets of others. Default: none; then the
+        16 bytes or more, the same in all processes: ``secrets.token_bytes(32)``. A process with another key can neither
+        use the store nor pose as its master, and packets changed on the way are rejected. Default: no key; then the
         master listens on loopback only, and every user of its host may use the store.
 
     Attributes
     ----------
     host : str
     port : int
-        Where the master listens.
+        The master's address.
 
     Raises
     ------
     ValueError
-        `auth_key` is too short; or there is none, and `host` is no loopback address.
+        `auth_key` is too short; or it is missing, and `host` is no loopback address.
     DistNetworkError
-        The master can't be reached, or can't listen there; or has another key, or another version of hpccomm.
+        The master can't be reached or can't listen, or has another key or another version of hpccomm.
     DistTimeoutError
-        Not all workers have come.
+        Some workers did not connect in time.
 
     Notes
     -----
-    The master serves in a thread; it needs Python to run there (a long call that keeps the interpreter's lock delays
-    every client). When the master's process ends, every operation raises DistNetworkError. The data is not encrypted.
+    The master serves in a Python thread: a long call that holds the GIL delays every client. When the master's process
+    ends, every operation raises DistNetworkError. The data is not encrypted.
 
     Examples
     --------
@@ -104,7 +104,7 @@ class TCPStore(Store):
 
     @classmethod
     def at(cls, host: str, port: int, key: bytes, timeout: Timeout = DEFAULT_TIMEOUT) -> TCPStore:
-        """Return a client of a running master; it connects at its first request."""
+        """Return a client of a running master; it connects on its first request."""
         store = cls.__new__(cls)
         store._set_up(host, port, key, timeout, None)
         return store
@@ -134,11 +134,11 @@ class TCPStore(Store):
         raise (QueueEmptyError if code == Status.EMPTY else DistStoreError)(text + on_rank())
 
     def clone(self) -> TCPStore:
-        """Return a client with connections of its own."""
+        """Return a client with its own connections."""
         return TCPStore.at(self.host, self.port, self._key, self.timeout)
 
     def close(self) -> None:
-        """Close the connections; on the master, end the store for everybody."""
+        """Close the connections; on the master, close the store for all processes."""
         super().close()
         self._close()
 
@@ -146,7 +146,7 @@ class TCPStore(Store):
         return f"TCPStore({self.host!r}, {self.port})"
 
     def _join(self, world_size: int | None, wait_for_workers: bool) -> None:
-        """Count this process; on the master, wait for all."""
+        """Count this process; on the master, wait for all processes."""
         if world_size is None or world_size < 0:
             return
         if self.request(Request(Op.ADD, (WORKERS,), number=1), self._timeout).number == world_size:

@@ -1,4 +1,4 @@
-"""Requests and answers as bytes, for TCPStore to send and FileStore to write.
+"""Requests and answers as bytes, sent by TCPStore and written by FileStore.
 
 A message is a header, the length of each field, and the fields: the keys (UTF-8), then the values. Numbers are
 little-endian. Nothing is pickled.
@@ -17,21 +17,21 @@ VERSION = 2
 LARGEST_MESSAGE = LARGEST_VALUE + (32 << 20)  # bytes after the header
 MOST_FIELDS = 1 << 20
 LONGEST_WAIT = 1e15
-HEADER = struct.Struct("<BBqdIII")  # version, code, number, seconds, keys, values, bytes that follow
+HEADER = struct.Struct("<BBqdIII")  # version, code, number, seconds, count of keys, count of values, bytes that follow
 
 
 class Status:
     """The codes of the server's messages."""
 
     OK = 0
-    TOO_LATE = 1  # value: the key that is missing
-    REFUSED = 2  # value: why
-    EMPTY = 3  # the same, of a queue
-    MALFORMED = 4  # value: what was wrong; the connection ends
+    TOO_LATE = 1  # value: the missing key
+    REFUSED = 2  # value: the reason
+    EMPTY = 3  # the same, for a queue
+    MALFORMED = 4  # value: the reason; the server then closes the connection
 
 
 class Header(NamedTuple):
-    """The beginning of a message; `code` is an Op or a Status, `seconds` the time-out of a request."""
+    """The beginning of a message; `code` is an Op or a Status, `seconds` a request's timeout."""
 
     version: int
     code: int
@@ -43,7 +43,7 @@ class Header(NamedTuple):
 
 
 class MalformedError(ValueError):
-    """Bytes are no message, for the reason in the text."""
+    """The bytes are not a message; the exception's text is the reason."""
 
 
 def packed(
@@ -58,13 +58,13 @@ def packed(
 
 
 def header(data: bytes | bytearray) -> Header:
-    """Return the header of a message; MalformedError if it is none."""
+    """Return the header of a message; raise MalformedError if the bytes are none."""
     if len(data) < HEADER.size:
         raise MalformedError(f"{len(data)} bytes")
     result = Header._make(HEADER.unpack(data))
     if result.version != VERSION:
         raise MalformedError(f"version {result.version} of the protocol; this is version {VERSION}")
-    if not 0 <= result.seconds < LONGEST_WAIT:  # nor NaN
+    if not 0 <= result.seconds < LONGEST_WAIT:  # excludes NaN, too
         raise MalformedError(f"a wait of {result.seconds} seconds")
     count = result.keys + result.values
     if count > MOST_FIELDS or not 4 * count <= result.length <= LARGEST_MESSAGE:
@@ -86,7 +86,7 @@ def fields(header: Header, body: bytes | bytearray | memoryview) -> list[bytes]:
 
 
 def request(header: Header, body: bytes | bytearray | memoryview) -> Request:
-    """Return the request in a message; MalformedError if it is none."""
+    """Return the request in a message; raise MalformedError if there is none."""
     op = _OPS.get(header.code)
     if op is None:
         raise MalformedError(f"operation {header.code}")
@@ -104,7 +104,7 @@ def request(header: Header, body: bytes | bytearray | memoryview) -> Request:
 
 
 def split(buffer: bytearray, nbytes: int) -> tuple[bytearray, bytearray]:
-    """Return the first `nbytes` of a buffer, and the rest; the whole buffer is not copied: it may be large."""
+    """Return the first `nbytes` of a buffer and the rest, without copying a large buffer that has no rest."""
     if len(buffer) == nbytes:
         return buffer, bytearray()
     first = buffer[:nbytes]
