@@ -1,4 +1,4 @@
-"""Agreement: the ranks of a pytest run compare their tests and outcomes; where one does not come, the job ends."""
+"""Agreement: the ranks of a pytest run compare tests and outcomes; if a rank does not arrive, the job ends."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from ..process.stderr import tell
 from . import others
 from .examples import Examples, unwrap
 
-Failure = Callable[[], str] | None  # that of a rank, in words
-Packed = tuple[bytes, str, str]  # an error, pickled, if that is possible; the name of its type; its text
+Failure = Callable[[], str] | None  # returns this rank's error as text
+Packed = tuple[bytes, str, str]  # an error: its pickle, or b""; the name of its type; its text
 PYTESTS_OWN = {kind.__name__: kind for kind in (pytest.skip.Exception, pytest.fail.Exception, pytest.xfail.Exception)}
-OUTCOMES = ("passed", "skipped", "failed")  # each overrules those before it
-LOOKS_AGAIN = 1.0  # seconds after which ranks still wait that have been seen to wait
-LONGEST_SUMMARY = 30.0  # seconds that rank 0 may take to print it, whatever the grace for tests
+OUTCOMES = ("passed", "skipped", "failed")  # each overrules the ones before it
+LOOKS_AGAIN = 1.0  # seconds until ranks that were seen waiting are looked at again
+LONGEST_SUMMARY = 30.0  # seconds that rank 0 may take to print its summary, regardless of --mpi-grace
 
 
 class Agreement:
@@ -46,12 +46,12 @@ class Agreement:
         self._config = config
         self._nowhere: Any = None
         stderr.uncaptured = self._uncaptured
-        self._not_collected: list[str] = []  # what went wrong on this rank
-        self._parts = 0  # of the test that runs, as the subtests that have ended
-        self._runs = False  # a test's own code
+        self._not_collected: list[str] = []  # this rank's collection errors
+        self._parts = 0  # of the running test: its subtests that have ended
+        self._runs = False  # True during a test's call phase
         others.leave_files_to_rank_0(config, self._rank, self._meet)
         config.pluginmanager.register(Examples(config, self.outcomes))
-        if self._rank:  # is silent
+        if self._rank:  # other ranks print nothing
             reporters = config.pluginmanager
             reporter = reporters.getplugin("terminalreporter")
             if reporter is not None:
@@ -59,20 +59,20 @@ class Agreement:
                 self._nowhere = open(os.devnull, "w")  # noqa: SIM115
                 reporters.register(type(reporter)(config, self._nowhere), "terminalreporter")
 
-    # -- collection: the same tests everywhere ---------------------------------------------------
+    # -- collection: the same tests on all ranks --------------------------------------------------
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
-        """Keep the session, which knows whether a failure ends it."""
+        """Keep the session: `shouldfail` says whether a failure ends it."""
         self._session = session
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Keep the errors of this rank's collection, for rank 0 to show."""
+        """Keep this rank's collection errors, for rank 0 to print."""
         if report.failed:
             self._not_collected.append(f"{report.nodeid}\n{report.longreprtext}")
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> Generator[None, Any, Any]:
-        """Stop all ranks if one could not collect its tests, or if their lists of tests differ."""
+        """Stop all ranks if one has collection errors, or if their lists of tests differ."""
         try:
             result = yield
         except BaseException as error:
@@ -95,7 +95,7 @@ class Agreement:
         return result
 
     def _show_errors_of_others(self, errors: list[str] | None) -> None:
-        """Print, on rank 0, the errors of other ranks' collections that it has not itself."""
+        """On rank 0, print collection errors that only other ranks have."""
         if errors is None:
             return
         writer = self._config.get_terminal_writer()
@@ -108,14 +108,14 @@ class Agreement:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self) -> Generator[None, Any, Any]:
-        """Note that a test runs: reports that are made meanwhile are those of its subtests."""
+        """Note that a test runs: reports made meanwhile belong to its subtests."""
         self._parts, self._runs = 0, True
         try:
             return (yield)
         finally:
             self._runs = False
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)  # the outermost, so that xfail has been decided
+    @pytest.hookimpl(wrapper=True, tryfirst=True)  # the outermost, so xfail has been decided
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
@@ -123,7 +123,7 @@ class Agreement:
         self._parts += self._runs
         where = f"{item.nodeid} ({f'subtest {self._parts}' if self._runs else call.when})"
         unwrap(call)
-        judges = item.get_closest_marker("xfail") is not None  # each rank by itself, whether it was expected
+        judges = item.get_closest_marker("xfail") is not None  # each rank evaluates its own xfail
         is_own = judges or self._share_error(item, call, where)
         report = yield
         mine = OUTCOMES.index(report.outcome) if is_own else 0
@@ -137,11 +137,11 @@ class Agreement:
         return report
 
     def _share_error(self, item: pytest.Item, call: pytest.CallInfo[None], where: str) -> bool:
-        """Give the error of the first rank that has failed, or skipped, to those that have not; return False there.
+        """Copy the error of the first rank with the worst outcome to ranks with a better one; return False there.
 
-        By the error plugins decide on each rank what becomes of the test: whether it is run again, say.
+        Each rank's plugins use this error to decide, for example, whether to rerun the test.
         """
-        unittests = getattr(item, "_excinfo", None)  # those of a TestCase, which pytest puts into the call later
+        unittests = getattr(item, "_excinfo", None)  # a TestCase's errors, which pytest puts into the call later
         own = unittests[0] if unittests and call.excinfo is None else call.excinfo
         mine = 0
         if own is not None:
@@ -160,7 +160,7 @@ class Agreement:
         return mine == worst
 
     def _adopt(self, report: pytest.TestReport, decisive: list[int], reports: list[Any]) -> pytest.TestReport:
-        """Return the report of the first rank with the worst outcome, and name the other ones that have it."""
+        """Return the report of the first rank with the worst outcome, and name the other ranks that have it."""
         if self._rank not in decisive:
             rebuild = self._config.hook.pytest_report_from_serializable
             report = rebuild(config=self._config, data=reports[decisive[0]])
@@ -168,7 +168,7 @@ class Agreement:
             texts = [data["rank_text"] if rank in decisive else "" for rank, data in enumerate(reports)]
             shown = self._rank if self._rank in decisive else decisive[0]
             crash = getattr(report.longrepr, "reprcrash", None)
-            if crash is not None:  # which the last lines of pytest show
+            if crash is not None:  # the message in pytest's short summary
                 crash.message = f"[rank {shown}] {crash.message}"
             for text, ranks in ranks_by_value(enumerate(texts)).items():
                 if shown in ranks:
@@ -178,13 +178,13 @@ class Agreement:
                     report.sections.append((ranks_in_words(ranks), text))
         return report
 
-    @pytest.hookimpl(trylast=True)  # when pytest knows whether to stop
+    @pytest.hookimpl(trylast=True)  # after pytest has decided whether to stop
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """End a test on all ranks after a subtest that has failed on one, under -x."""
+        """Under -x, end a test on all ranks after a subtest that failed on one."""
         if self._runs and report.failed and self._session.shouldfail:
             pytest.fail(f"{report.nodeid} ends with the subtest that has failed (-x)", pytrace=False)
 
-    # -- the end: nobody leaves while rank 0 still prints ----------------------------------------
+    # -- the end: ranks stay until rank 0 has printed ---------------------------------------------
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
@@ -194,10 +194,10 @@ class Agreement:
         if self._rank:
             self._nowhere.close()
 
-    # -- inside ----------------------------------------------------------------------------------
+    # -- internal --------------------------------------------------------------------------------
 
     def outcomes(self, where: str, mine: int, failure: Failure) -> list[int]:
-        """Return the outcomes of all ranks of what they have ended, which has to be the same on all."""
+        """Return all ranks' outcomes of the test phase `where`; end the job if ranks are at different ones."""
         debug_report.ended = where
         everybody = self._exchange([mine, _digest(where), 0], failure)
         debug_report.ended = ""
@@ -209,7 +209,7 @@ class Agreement:
         return [int(outcome) for outcome in everybody[:, 0]]
 
     def _exchange(self, numbers: list[int], failure: Failure) -> Any:
-        """Return the numbers of all ranks, one row each; `failure` returns the error of this rank, if it has one."""
+        """Return the numbers of all ranks, one row each; `failure` returns this rank's error as text, if it has one."""
         mine = np.array(numbers, np.int64)
         everybody = np.empty((self._comm.Get_size(), len(numbers)), np.int64)
         self._wait(self._comm.Iallgather(mine, everybody), failure)
@@ -219,7 +219,7 @@ class Agreement:
         self._wait(self._comm.Ibarrier(), None)
 
     def _wait(self, request: MPI.Request, failure: Failure, grace: float | None = None) -> None:
-        """Complete the request; a rank that has failed, or that others wait for, does not wait for ever for them."""
+        """Complete the request; after `grace` seconds, end the job if this rank has failed or others wait for it."""
         grace = self._grace if grace is None else grace
         began = time.monotonic()
         give_up, seen = began + grace, ""
@@ -237,13 +237,13 @@ class Agreement:
             pause(next(looks))
 
     def _end_job_if_waited_for(self, reports: list[dict[str, Any]], seen: str) -> str:
-        """End the job if ranks wait in a test for others that have ended it, as this one has.
+        """End the job if ranks wait inside a test for ranks that have ended it, including this one.
 
-        They have to wait as at the last look (`seen`; return it for the next one): a message may be on its way.
+        Require the same waits as in the last call (`seen`): messages may be in flight. Return them for the next call.
         """
         found = verdict(reports, self._comm.Get_size())
         ended = {report["rank"] for report in reports if report["ended"]}
-        if min(ended.intersection(found.culprits), default=-1) != self._rank:  # one rank speaks for all
+        if min(ended.intersection(found.culprits), default=-1) != self._rank:  # the lowest rank reports
             return ""
         waits = [
             (report["rank"], operation["name"], operation["number"], operation["group"])
@@ -256,26 +256,26 @@ class Agreement:
         return str(waits)
 
     def _places(self, reports: list[dict[str, Any]]) -> list[str]:
-        """Return the places of the other ranks in their programs: nothing, if the suite has made no world."""
+        """Return the other ranks' places in their programs; empty if the tests have made no world."""
         others = ((each["rank"], each["program"]) for each in reports if each["rank"] != self._rank)
         return [f"{ranks_in_words(ranks)}: at {place}" for place, ranks in ranks_by_value(others).items()]
 
     def _uncaptured(self) -> TextIO | None:
-        """Return the stderr that pytest does not capture, for a rank that is about to end the job."""
+        """Return the stderr that pytest does not capture; used by a rank that is about to end the job."""
         capture = self._config.pluginmanager.getplugin("capturemanager")
         if capture is not None:
             capture.suspend(in_=True)
         return sys.__stderr__
 
     def _end_job(self, message: str) -> None:
-        """Print on the real stderr, whatever pytest captures, and end all ranks."""
+        """Print to the real stderr, even while pytest captures it, and end all ranks."""
         tell(f"\nhpccomm.testing: rank {self._rank}: {message}", self._uncaptured())
         let_launcher_read()
         self._comm.Abort(1)
 
 
 def _other_order(listing: list[list[str]]) -> str:
-    """Return what to do about an order of tests that differs between ranks."""
+    """Return a message about an order of tests that differs between ranks, with a remedy."""
     first = next(names for names in zip(*listing) if len(set(names)) > 1)
     apart = "; ".join(f"{name} on {ranks_in_words(ranks)}" for name, ranks in ranks_by_value(enumerate(first)).items())
     return (
@@ -286,22 +286,22 @@ def _other_order(listing: list[list[str]]) -> str:
 
 
 def _packed(error: BaseException) -> Packed:
-    """Return an error as other ranks can read it."""
+    """Return an error in a form that other ranks can unpack."""
     try:
         pickled = pickle.dumps(error)
-    except Exception:  # whatever a class of the program raises
+    except Exception:  # the program's classes can raise anything
         pickled = b""
     return pickled, type(error).__name__, str(error)
 
 
 def _unpacked(sent: Packed) -> BaseException:
-    """Return the error, or one of the same name and text where it can't be made."""
+    """Return the error; if it can't be unpickled, return one with the same name and text."""
     pickled, name, text = sent
     try:
         error = pickle.loads(pickled)
         if isinstance(error, BaseException):
             return error
-    except Exception:  # it was not pickled, or its class takes other arguments
+    except Exception:  # not pickled, or its class takes other arguments
         pass
     return PYTESTS_OWN.get(name, type(name, (Exception,), {}))(text)
 

@@ -1,7 +1,7 @@
-"""Property-based tests of hypothesis on several ranks: all draw the same examples, and agree on each one's outcome.
+"""Property-based tests with hypothesis on several ranks: all draw the same examples and agree on each one's outcome.
 
-A rank whose example fails looks for a simpler one. The others have to do the same, so an example that fails on one
-rank fails on all; and nothing may depend on the time that an example takes, or on numbers of one rank.
+A rank whose example fails looks for a simpler one. The other ranks must do the same, so an example that fails on one
+rank fails on all. Nothing may depend on an example's run time, or on numbers of one rank.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ import pytest
 from ..debug.words import ranks_in_words
 from .others import HYPOTHESIS_SEED
 
-PASSED, REJECTED, SKIPPED, FAILED = range(4)  # each overrules those before it
+PASSED, REJECTED, SKIPPED, FAILED = range(4)  # each overrules the ones before it
 LONGEST_EXAMPLE = 500  # characters
 Outcomes = Callable[[str, int, Callable[[], str] | None], list[int]]
 
 
 class ExampleFailedError(Exception):
-    """An example has failed on some ranks; on these the error itself is the cause.
+    """An example has failed on some ranks; on these, the error itself is the cause.
 
-    It is raised at one line on all ranks: for hypothesis an exception from elsewhere is another fault.
+    All ranks raise it at one line: hypothesis takes an exception from another line for a different failure.
     """
 
 
 class Examples:
-    """A pytest plugin object; `outcomes` returns those of all ranks."""
+    """A pytest plugin object; `outcomes` returns all ranks' outcomes."""
 
     def __init__(self, config: pytest.Config, outcomes: Outcomes) -> None:
         self._seed = config.stash.get(HYPOTHESIS_SEED, None)
         self._outcomes = outcomes
-        self._item: Any = None  # the last test of hypothesis
+        self._item: Any = None  # the last test that uses hypothesis
         self._count = 0  # of its examples
 
     def pytest_report_collectionfinish(self, items: list[Any]) -> str:
-        """Print the seed if tests use hypothesis."""
+        """Print the seed if any test uses hypothesis."""
         uses = any(getattr(getattr(item, "obj", None), "is_hypothesis_test", False) for item in items)
         return self._seed_in_words() if uses else ""
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)  # before hypothesis looks at the test's settings
+    @pytest.hookimpl(wrapper=True, tryfirst=True)  # before hypothesis reads the test's settings
     def pytest_runtest_call(self, item: Any) -> Generator[None, Any, Any]:
-        """Prepare a test of hypothesis."""
+        """Prepare a test that uses hypothesis."""
         if "hypothesis" in sys.modules:
             from hypothesis import is_hypothesis_test
 
@@ -61,7 +61,7 @@ class Examples:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Show the seed with a test that has failed."""
+        """Show the seed with a failed test."""
         report = yield
         if item is self._item and report.failed and self._seed is not None:
             report.sections.append(("Hypothesis", self._seed_in_words()))
@@ -71,7 +71,7 @@ class Examples:
         return "" if self._seed is None else f"hypothesis: all ranks draw the same, by --hypothesis-seed={self._seed}"
 
     def _prepare(self, function: Any) -> None:
-        """Let a test agree on its examples, and nothing depend on time, or on numbers of one rank."""
+        """Make ranks agree on a test's examples, and switch off decisions by time or by one rank's numbers."""
         from hypothesis import HealthCheck, Phase, settings
 
         handle: Any = getattr(function, "hypothesis", None)  # a state machine has none
@@ -88,7 +88,7 @@ class Examples:
         handle.inner_test = self._agreed(test)
 
     def _agreed(self, test: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the test, with one outcome of each example on all ranks."""
+        """Return the test with each example's outcome agreed on all ranks."""
         from hypothesis.errors import StopTest, UnsatisfiedAssumption
 
         @functools.wraps(test)
@@ -110,7 +110,7 @@ class Examples:
             if max(outcomes) == FAILED:
                 failed = [rank for rank, outcome in enumerate(outcomes) if outcome == FAILED]
                 on_all = ExampleFailedError(f"an example has failed on {ranks_in_words(failed)} of {len(outcomes)}")
-                on_all.__cause__ = own if mine == FAILED else None  # not "from": it would be its context, too
+                on_all.__cause__ = own if mine == FAILED else None  # not "from", which would set its context, too
                 raise on_all
             if max(outcomes) == SKIPPED > mine:
                 own = pytest.skip.Exception("on another rank")
@@ -125,7 +125,7 @@ class Examples:
 
 
 def unwrap(call: pytest.CallInfo[None]) -> None:
-    """Let a call show the error of an example itself; or none where the example has failed on other ranks only."""
+    """Replace ExampleFailedError by the example's own error, or by none if the example failed on other ranks only."""
     failure: Any = None if call.excinfo is None else call.excinfo.value
     if isinstance(failure, ExampleFailedError) or hasattr(failure, "is_of_another_rank"):
         error, call.excinfo = failure.__cause__, None
@@ -135,6 +135,6 @@ def unwrap(call: pytest.CallInfo[None]) -> None:
 
 
 def _failure(given: dict[str, Any], error: BaseException | None) -> str:
-    """Return an example and its error, in words."""
+    """Return the text of an example and its error."""
     example = ", ".join(f"{name}={value!r}" for name, value in given.items())[:LONGEST_EXAMPLE]
     return "\n".join([example, *traceback.format_exception(error)])

@@ -1,4 +1,4 @@
-"""Other plugins of pytest: rank 0 writes what they write, and all ranks draw what rank 0 draws."""
+"""Other plugins of pytest: only rank 0 writes files, and all ranks draw the same random numbers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from mpi4py import MPI
 
-# Options of pytest and its plugins that write something, with their values on the other ranks. All ranks would write
-# into the same file, or remove what others have written.
+# Options that make pytest and its plugins write, with their values on ranks other than 0. Otherwise all ranks would
+# write to the same file, or remove each other's files.
 WRITE = {
     "xmlpath": None,  # --junitxml
     "log_file": os.devnull,
@@ -23,13 +23,13 @@ WRITE = {
     "json_report": False,  # pytest-json-report
     "allure_report_dir": None,  # allure-pytest
 }
-# Seeds that a plugin draws for itself, with the value of its option that lets it; other plugins draw a default value.
+# Options of seeds that a plugin draws itself, with the value that makes it draw; other plugins have a fixed default.
 DRAWN = {"randomly_seed": "default", "hypothesis_seed": None}
 HYPOTHESIS_SEED = pytest.StashKey[int]()
 
 
 def prepare(config: pytest.Config, comm: MPI.Intracomm) -> None:
-    """Set the options of plugins, before these are configured."""
+    """Set the options of plugins before plugins are configured."""
     rank, options = comm.Get_rank(), vars(config.option)
     for name, value in WRITE.items():
         if rank and name in options:
@@ -40,20 +40,20 @@ def prepare(config: pytest.Config, comm: MPI.Intracomm) -> None:
             seeds[name] = random.SystemRandom().getrandbits(32)
     seeds = comm.bcast(seeds)
     if "hypothesis_seed" in seeds and options.get("hypothesis_seed") is None:
-        # a test that uses hypothesis gets it: as an option it would have hypothesis imported in every run
+        # kept for tests that use hypothesis: as an option, it would import hypothesis in every run
         config.stash[HYPOTHESIS_SEED] = seeds.pop("hypothesis_seed")
     options.update(seeds)
-    if options.get("basetemp"):  # a folder that pytest removes at first
+    if options.get("basetemp"):  # pytest first removes this folder
         Path(options["basetemp"]).mkdir(mode=0o700, parents=True, exist_ok=True)
         options["basetemp"] = str(Path(options["basetemp"], f"rank-{rank}"))
 
 
 def leave_files_to_rank_0(config: pytest.Config, rank: int, meet: Callable[[], None]) -> None:
-    """Let rank 0 alone write pytest's cache, and combine the coverage of all ranks; `meet` is a barrier."""
+    """Let only rank 0 write pytest's cache and combine all ranks' coverage; `meet` is a barrier."""
     cache: Any = getattr(config, "cache", None)
     if rank and cache is not None:
         cache.set = lambda key, value: None
-    coverage: Any = config.pluginmanager.getplugin("_cov")  # of pytest-cov
+    coverage: Any = config.pluginmanager.getplugin("_cov")  # from pytest-cov
     controller = getattr(coverage, "cov_controller", None)
     if controller is None:
         return
