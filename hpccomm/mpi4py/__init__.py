@@ -1,4 +1,4 @@
-"""mpi4py's API over hpccomm's transports: GPU arrays go to NCCL, large reductions through the node's memory.
+"""mpi4py's API over hpccomm's transports: GPU arrays use NCCL, large reductions use the node's shared memory.
 
 >>> from mpi4py import MPI
 >>> from hpccomm import mpi4py as hm

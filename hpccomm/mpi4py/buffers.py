@@ -1,6 +1,6 @@
-"""What a buffer of mpi4py's names, ``[array, (counts, displs), MPI.DOUBLE]``, as arrays of any device.
+"""Convert mpi4py's buffer arguments, such as ``[array, (counts, displs), MPI.DOUBLE]``, to arrays of any device.
 
-The rules are those of mpi4py (``msgbuffer.pxi``): a count or displacement is in elements of the datatype.
+The rules are mpi4py's (``msgbuffer.pxi``): counts and displacements are in elements of the datatype.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NO_ARRAYS = frozenset({type(None), int, bool, str, float, np.int64, np.int32})
 
 
 def device_of_buffers(arguments: Iterable[Any]) -> str:
-    """Return the device of the arrays among the arguments of a call; "cpu" if there are none, or only the host's."""
+    """Return the device of the arrays among a call's arguments; "cpu" if there are none, or only host arrays."""
     for each in arguments:
         if type(each) is np.ndarray:
             continue
@@ -31,7 +31,7 @@ def device_of_buffers(arguments: Iterable[Any]) -> str:
             continue
         try:
             device = device_of(each)
-        except TypeError:  # mpi4py knows what it is, or says that it does not
+        except TypeError:  # mpi4py handles or refuses it
             continue
         if device != "cpu":
             return device
@@ -39,12 +39,12 @@ def device_of_buffers(arguments: Iterable[Any]) -> str:
 
 
 def is_in_place(message: Any) -> bool:
-    """Return True for what mpi4py takes for ``MPI.IN_PLACE``: None, too (`is_IN_PLACE` in its constant.pxi)."""
+    """Return True for values that mpi4py treats as ``MPI.IN_PLACE``, including None (`is_IN_PLACE` in constant.pxi)."""
     return message is None or message is MPI.IN_PLACE
 
 
 class Buffer(NamedTuple):
-    """A buffer: its array, and the counts and displacements as they were given, None without any."""
+    """A buffer: its array, and the counts and displacements as given (None if omitted)."""
 
     device: str
     array: Any
@@ -53,7 +53,7 @@ class Buffer(NamedTuple):
 
 
 def buffer(where: str, message: Any, takes_lists: bool = False) -> Buffer:
-    """Return the parts of a buffer; `where` is the call and the argument, and `takes_lists` that of ``Allgatherv``."""
+    """Split a buffer argument; `where` is "call: argument", `takes_lists` is True for calls like ``Allgatherv``."""
     counts = displs = datatype = None
     array = message
     if isinstance(message, list | tuple):
@@ -71,7 +71,7 @@ def buffer(where: str, message: Any, takes_lists: bool = False) -> Buffer:
 
 
 def whole(where: str, message: Any) -> tuple[str, Any]:
-    """Return the device and the array of a message to or from one rank, or of a reduction."""
+    """Return the device and the array of a message's or a reduction's buffer."""
     device, array, count, displ = buffer(where, message)
     if count is None and displ is None:
         return device, array if array.flags.c_contiguous or not array.flags.f_contiguous else array.T
@@ -81,7 +81,7 @@ def whole(where: str, message: Any) -> tuple[str, Any]:
 
 
 def parts(where: str, message: Any, ranks: int, takes_lists: bool) -> list[Any]:
-    """Return the part of a buffer for each rank; `takes_lists` for the calls whose counts differ, as ``Allgatherv``."""
+    """Return each rank's part of a buffer; `takes_lists` means a count for each rank, as in ``Allgatherv``."""
     _, array, counts, displs = buffer(where, message, takes_lists)
     array = flat(where, array)
     if not takes_lists:
@@ -100,14 +100,14 @@ def parts(where: str, message: Any, ranks: int, takes_lists: bool) -> list[Any]:
 
 
 def together(where: str, message: Any, ranks: int) -> Any:
-    """Return the equal parts of a buffer for all ranks, one behind the other."""
+    """Return the contiguous array of equal parts for all ranks in a buffer."""
     _, array, count, displ = buffer(where, message)
     array, start = flat(where, array), displ or 0
     return _part(where, array, start, ranks * _equal(where, array.size - start, count, ranks))
 
 
 def flat(where: str, array: Any) -> Any:
-    """Return a contiguous array with one dimension, in the order of its memory."""
+    """Return a contiguous array as one dimension, in memory order."""
     if array.flags.c_contiguous:
         return array.reshape(-1)
     if array.flags.f_contiguous:
@@ -117,7 +117,7 @@ def flat(where: str, array: Any) -> Any:
 
 @cache
 def dtype_of(datatype: int) -> np.dtype[Any] | None:
-    """Return NumPy's dtype of the MPI datatype with a handle; None if it is none of MPI's own, or has no dtype."""
+    """Return the NumPy dtype of an MPI datatype's handle; None if it is not predefined or has no dtype."""
     given = MPI.Datatype.fromhandle(datatype)
     if not given.is_predefined:
         return None
@@ -129,7 +129,7 @@ def dtype_of(datatype: int) -> np.dtype[Any] | None:
 
 
 def _typed(where: str, array: Any, datatype: Any) -> Any:
-    """Return an array seen as elements of an MPI datatype."""
+    """View an array as elements of an MPI datatype."""
     if isinstance(datatype, str):
         dtype = np.dtype(datatype)
     else:
@@ -151,7 +151,7 @@ def _part(where: str, array: Any, start: int, count: int) -> Any:
 
 
 def _equal(where: str, size: int, count: Any, ranks: int) -> int:
-    """Return the count of each rank, as it was given, or an equal part of all elements."""
+    """Return the given count, or else an equal share of all elements."""
     if count is not None:
         return int(count)
     if size % ranks:

@@ -1,4 +1,4 @@
-"""The calls of mpi4py that hpccomm does: what each means as an operation of a group."""
+"""mpi4py's calls as operations of a group."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .buffers import device_of_buffers, flat, is_in_place, parts, together, whol
 
 
 class Step(NamedTuple):
-    """An operation of a group: the name of its method, its arguments, and what is received for a `Status`."""
+    """An operation of a group: its method's name, its arguments, and the received array for a `Status`."""
 
-    operation: str  # "" where there is nothing to do: the other side is MPI.PROC_NULL
+    operation: str  # "": nothing to do, because the peer is MPI.PROC_NULL
     arguments: tuple[Any, ...] = ()
     received: Any = None
     tag: int = 0
@@ -29,7 +29,7 @@ ROUTES: dict[str, Route] = {}
 
 
 def _route(name: str) -> Callable[[Route], Route]:
-    """Let a function do mpi4py's call of a name; its arguments are mpi4py's own."""
+    """Register a function as the route of mpi4py's call `name`; it takes mpi4py's arguments."""
 
     def take(function: Route) -> Route:
         ROUTES[name] = function
@@ -67,7 +67,7 @@ def _scan(group: ProcessGroup, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM,
 
 @_route("Exscan")
 def _exscan(group: ProcessGroup, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, info: Any = None) -> Step:
-    if group.rank == 0 and not is_in_place(sendbuf):  # whose output is left as it is
+    if group.rank == 0 and not is_in_place(sendbuf):  # rank 0's output does not change
         array = whole("Exscan: sendbuf", sendbuf)[1]
         return Step("exscan", (array if getattr(array.flags, "writeable", True) else array.copy(), op))
     return Step("exscan", (_in_place("Exscan", sendbuf, recvbuf), op))
@@ -223,7 +223,7 @@ def _tag(tag: int) -> int:
     return 0 if tag == MPI.ANY_TAG else tag
 
 
-# -- what is not done --------------------------------------------------------------------------------
+# -- refused calls -------------------------------------------------------------------------------
 
 INSTEAD = {
     **dict.fromkeys(("Ssend", "Bsend", "Rsend", "Issend", "Ibsend", "Irsend", "Psend_init"), "Send, or Isend"),
@@ -242,7 +242,7 @@ INSTEAD = {
 
 
 def refuse(name: str, device: str) -> None:
-    """Raise, unless the MPI library takes GPU arrays itself."""
+    """Raise unless the MPI library accepts GPU arrays."""
     from ..job.cuda_aware import cuda_awareness
 
     if not cuda_awareness().is_proven:
@@ -252,18 +252,18 @@ def refuse(name: str, device: str) -> None:
         )
 
 
-# -- host arrays that hpccomm moves faster -------------------------------------------------------------
+# -- host arrays that hpccomm reduces faster ------------------------------------------------------------
 
 REDUCTIONS = {"Allreduce", "Reduce", "Reduce_scatter_block", "Scan", "Exscan"}
 OPS = [MPI.SUM, MPI.PROD, MPI.MIN, MPI.MAX, MPI.BAND, MPI.BOR, MPI.BXOR]
-SMALLEST = 128 << 10  # bytes: below, what a call costs in Python is a larger part of it (benchmarks/accelerate.py)
+SMALLEST = 128 << 10  # bytes: for smaller arrays, Python's overhead outweighs the gain (benchmarks/accelerate.py)
 
 
 def is_accelerated(name: str, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, *_: Any, **named: Any) -> bool:
-    """Whether hpccomm does a reduction of host arrays.
+    """Return True if hpccomm does a reduction of host arrays.
 
-    Every rank decides alike: MPI's rules make the count, the datatype and the op the same on all of them, where the op
-    is one of MPI's own (MPI-4.1 §6.9).
+    All ranks decide alike: MPI requires the same count, datatype and op on all ranks if the op is predefined
+    (MPI-4.1 §6.9).
     """
     if not any(op is each or op == each for each in OPS):
         return False
@@ -272,18 +272,18 @@ def is_accelerated(name: str, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, 
         return False
     try:
         array = whole(f"{name}: sendbuf", message)[1]
-    except (TypeError, ValueError):  # mpi4py takes it, or says why not
+    except (TypeError, ValueError):  # mpi4py handles or refuses it
         return False
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "iufc" or not array.dtype.isnative:
         return False
-    return bool(array.nbytes >= SMALLEST) or bool(array.dtype == np.float16)  # which MPI has not
+    return bool(array.nbytes >= SMALLEST) or bool(array.dtype == np.float16)  # float16, which MPI lacks
 
 
 # -- arrays ------------------------------------------------------------------------------------------
 
 
 def _in_place(name: str, sendbuf: Any, recvbuf: Any) -> Any:
-    """Return the array that is reduced in place: the output, with the values of the input."""
+    """Copy the input to the output, and return the output, which is reduced in place."""
     device, output = whole(f"{name}: recvbuf", recvbuf)
     if is_in_place(sendbuf):
         return output
@@ -302,7 +302,7 @@ def _sent(name: str, sendbuf: Any, in_place: Any) -> Any:
 
 
 def copy(target: Any, source: Any) -> None:
-    """Copy the values of an array to another one, on the current stream of its device."""
+    """Copy an array's values to another array, on its device's current stream."""
     if isinstance(target, np.ndarray):
         if target.shape == source.shape:
             target[...] = source

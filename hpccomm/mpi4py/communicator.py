@@ -1,4 +1,4 @@
-"""`Comm`: a communicator of mpi4py whose calls on GPU arrays are operations of a group."""
+"""`Comm`: an mpi4py communicator whose calls on GPU arrays are operations of a group."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .requests import Messages, as_prequest, fill_status, install
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm as _Base
 else:
-    _Base = object  # the other base is the class of the communicator that is given
+    _Base = object  # `_class_on` adds the given communicator's class as the other base
 
 MESSAGES = ("send", "recv", "sendrecv")
 MAKING = (
@@ -34,20 +34,19 @@ MAKING = (
 
 
 class Comm(_Base):
-    """A communicator of mpi4py over hpccomm's transports.
+    """An mpi4py communicator over hpccomm's transports.
 
-    It is an ``MPI.Intracomm`` on the same handle as `comm`. Its collectives and messages with capital letters, their
-    non-blocking forms and their persistent ones, go to the group's backend where their arrays are on a GPU: to
-    NCCL, or to MPI by way of the host. Everything else is mpi4py's own. What `Split`, `Dup`, `Create_cart` and the like
-    return is one, too.
+    It is an ``MPI.Intracomm`` with the same handle as `comm`. If the arrays are on a GPU, its collectives and messages
+    with capital letters (blocking, non-blocking and persistent) use the group's backend: NCCL, or MPI with copies on
+    the host. Everything else is mpi4py's own. `Split`, `Dup`, `Create_cart` and similar methods also return a `Comm`.
 
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm or ProcessGroup
-        Every rank of it calls this. A communicator gets a group (:meth:`ProcessGroup.on`), which `Free` destroys.
+        Every rank of it must call this. A communicator gets a group (:meth:`ProcessGroup.on`), which `Free` destroys.
     accelerate : bool
-        Whether large reductions of host arrays (`Allreduce`, `Reduce`, `Reduce_scatter_block`, `Scan`, `Exscan`, from
-        128 KiB on) are hpccomm's, too: through the node's memory, of any layout, of float16.
+        Whether hpccomm also does large reductions of host arrays (`Allreduce`, `Reduce`, `Reduce_scatter_block`,
+        `Scan`, `Exscan`, from 128 KiB): through the node's shared memory, for any layout, and for float16.
     config, timeout, name
         As for :meth:`ProcessGroup.on`.
 
@@ -59,16 +58,16 @@ class Comm(_Base):
     Raises
     ------
     TypeError
-        `comm` is neither.
+        `comm` is neither a communicator nor a ProcessGroup.
 
     Notes
     -----
-    The route is chosen by the device of the arrays, which has to be the same on all ranks of a call. A call on GPU
-    arrays is ordered on CuPy's current stream, and so is what comes after ``Wait``: the host does not wait. Their
-    messages have tags where the transport has (NCCL has none), a receive with ``MPI.ANY_TAG`` takes tag 0, and a
-    message has as many bytes as the receive's array. Over NCCL non-blocking messages begin together, when the program
-    waits for one of them or calls something else of the communicator: ``MPI.Request`` and ``MPI.Prequest`` become
-    subclasses, so that ``Waitall`` sees that. Reductions that NCCL lacks go by way of the host.
+    The device of the arrays selects the route; it must be the same on all ranks of a call. A call on GPU arrays is
+    ordered on CuPy's current stream, and ``Wait`` makes later work on the stream wait: the host does not wait. Messages
+    of GPU arrays have tags unless NCCL carries them; a receive with ``MPI.ANY_TAG`` takes tag 0, and a message must
+    fill the receive's array. Over NCCL, non-blocking messages begin together, when the program waits for one of them or
+    makes another call on the communicator. ``MPI.Request`` and ``MPI.Prequest`` become subclasses, so that ``Waitall``
+    can begin them. Reductions that NCCL lacks run on the host.
 
     Examples
     --------
@@ -85,11 +84,11 @@ class Comm(_Base):
     """
 
     _group: ProcessGroup | None = None
-    messages: Messages  # that have not begun
-    collects: bool  # them, over NCCL: over MPI they begin at once
+    messages: Messages  # collected messages that have not begun
+    collects: bool  # True over NCCL; over MPI, messages begin at once
     accelerates = False
     _options: tuple[Any, ...] = ()
-    _is_ours = False  # the group
+    _is_ours = False  # whether `Free` destroys the group
 
     def __new__(
         cls,
@@ -101,7 +100,7 @@ class Comm(_Base):
         name: str = "",
     ) -> Comm:
         """Return the communicator."""
-        if comm is None:  # as mpi4py makes what Dup returns
+        if comm is None:  # mpi4py calls it so in Dup
             return super().__new__(cls)
         if not isinstance(comm, ProcessGroup | MPI.Intracomm):
             raise TypeError(f"Comm: comm is {comm!r}; expected an MPI.Intracomm or a ProcessGroup{on_rank()}")
@@ -124,7 +123,7 @@ class Comm(_Base):
 
     @property
     def process_group(self) -> ProcessGroup:
-        """The group whose operations the calls are."""
+        """The group that runs the calls' operations."""
         if self._group is None:
             raise DistError(
                 f"process_group: mpi4py made this communicator (Idup): hm.Comm(comm) makes one of it{on_rank()}"
@@ -132,7 +131,7 @@ class Comm(_Base):
         return self._group
 
     def Free(self) -> None:
-        """Free the communicator, and destroy its group; every rank calls this."""
+        """Free the communicator and destroy its group; collective."""
         if self._is_ours and not self.process_group.is_destroyed:
             self.process_group.destroy()
         super().Free()
@@ -142,9 +141,9 @@ _classes: dict[tuple[int, int], Any] = {}
 
 
 def _class_on(cls: Any, base: Any) -> Any:
-    """Return the class of a communicator that has been of class `base`: Cartesian, or watched by hpccomm run.
+    """Return the class for a communicator of class `base`, which may be Cartesian or watched by hpccomm run.
 
-    A watched class is equal to the one that it watches, so classes are told apart by identity.
+    A watched class compares equal to the class that it watches, so the cache uses identities.
     """
     key = id(cls), id(base)
     if key not in _classes:
@@ -153,7 +152,7 @@ def _class_on(cls: Any, base: Any) -> Any:
 
 
 def perform(comm: Comm, step: Step) -> None:
-    """Do an operation, after the messages that have not begun, or together with them."""
+    """Run an operation after the collected messages; if it is a message, together with them."""
     messages, group = comm.messages, comm.process_group
     sender: int | None = None
     if step.operation in MESSAGES and messages.waiting:
@@ -169,14 +168,14 @@ def perform(comm: Comm, step: Step) -> None:
 
 
 def _operate(comm: Comm, step: Step, async_op: bool) -> Any:
-    """Call the method of the group; what NCCL lacks goes by way of the host."""
+    """Call the group's method; a reduction that NCCL lacks runs on the host."""
     if comm.collects and nccl_lacks(step):
         return reduce_by_the_host(comm.process_group, step, async_op)
     return getattr(comm.process_group, step.operation)(*step.arguments, async_op=async_op)
 
 
 def _begin(comm: Comm, route: Route, arguments: Any, named: Any, request: Any) -> Any:
-    """Begin an operation, messages with those that come next; its request is `request`."""
+    """Begin an operation for `request`; over NCCL, collect messages instead."""
     messages, group = comm.messages, comm.process_group
     step = route(group, *arguments, **named)
     if step.operation in MESSAGES and comm.collects:
@@ -193,7 +192,7 @@ def _begin(comm: Comm, route: Route, arguments: Any, named: Any, request: Any) -
 
 
 def _messages(group: ProcessGroup, step: Step) -> list[Call]:
-    """Return the messages of a step, checked."""
+    """Return a step's messages, checked."""
     if step.operation == "send":
         return [generated.send(group, *step.arguments)]
     if step.operation == "recv":
@@ -270,7 +269,7 @@ def _making(name: str) -> Callable[..., Any]:
 
 
 def _connect_like(parent: ProcessGroup, group: ProcessGroup) -> None:
-    """Connect the GPUs of a new group if those of its parent are: with a message alone it could not begin."""
+    """Connect a new group's GPUs if its parent's are: a message can't begin without a connection."""
     if "cuda" in parent.dispatcher.backends:
         group.device_id = parent.dispatcher.backends["cuda"].connected_on()
         connect(group)
@@ -285,7 +284,7 @@ def _add_methods() -> None:
         methods[f"{name}_init"] = _persistent(f"{name}_init", route)
     for name, method in methods.items():
         own = getattr(MPI.Cartcomm if name == "Sub" else MPI.Intracomm, name, None)
-        if own is not None:  # of this mpi4py
+        if own is not None:  # this mpi4py has the method
             setattr(Comm, name, update_wrapper(method, own))
 
 

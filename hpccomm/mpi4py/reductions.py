@@ -1,7 +1,7 @@
-"""Reductions of GPU arrays that NCCL lacks: they go by way of the host.
+"""Reductions of GPU arrays that NCCL lacks: they run on the host.
 
-The choice depends on the operation, the dtype and the op alone, which MPI's rules make the same on all ranks of a call
-(MPI-4.1 §6.9). So all ranks choose alike, and refuse alike, without a message.
+The choice depends only on the operation, the dtype and the op, which MPI requires to be the same on all ranks of a call
+(MPI-4.1 §6.9). So all ranks choose and refuse alike, without communication.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ..errors import UnsupportedOperationError, on_rank
 from .buffers import is_in_place
 from .calls import Step
 
-BY_THE_HOST = "cuda:mpi"  # the backend of these reductions, among those of a group that has "cuda:nccl"
+BY_THE_HOST = "cuda:mpi"  # the backend of these reductions in a group with "cuda:nccl"
 PREFIXES = ("scan", "exscan")
 PAIRS = (MPI.MINLOC, MPI.MAXLOC)
 
 
 def nccl_lacks(step: Step) -> bool:
-    """Return True for a reduction of GPU arrays, with an op of MPI's, that NCCL lacks."""
+    """Return True for a reduction of GPU arrays with an MPI op that NCCL lacks."""
     if not step.operation or not OPERATIONS[step.operation].reduces:
         return False
     array, *_, op = step.arguments
@@ -48,7 +48,7 @@ def nccl_lacks(step: Step) -> bool:
 
 
 def reduce_by_the_host(group: ProcessGroup, step: Step, async_op: bool) -> Work | None:
-    """Do a reduction of GPU arrays as a group with ``cuda:mpi`` does it."""
+    """Reduce GPU arrays like a group with ``cuda:mpi``."""
     name, arguments = step.operation, step.arguments
     checked = getattr(generated, name)(group, *arguments)
     backends = group.dispatcher.backends
@@ -58,12 +58,12 @@ def reduce_by_the_host(group: ProcessGroup, step: Step, async_op: bool) -> Work 
 
 
 def is_of_pairs(arguments: tuple[Any, ...]) -> bool:
-    """Return True if the op among the arguments of a call is ``MPI.MINLOC`` or ``MPI.MAXLOC``."""
+    """Return True if the arguments contain ``MPI.MINLOC`` or ``MPI.MAXLOC``."""
     return any(isinstance(each, MPI.Op) and each in PAIRS for each in arguments)
 
 
 def reduce_pairs(call: Callable[..., Any], sendbuf: Any, recvbuf: Any, *arguments: Any, **named: Any) -> None:
-    """Do mpi4py's own call, whose pairs have a datatype and no dtype that CuPy has, on copies on the host."""
+    """Run mpi4py's own call on host copies: the pairs have an MPI datatype, but no dtype in CuPy."""
     from ..cuda.packing import from_the_host
 
     _, given = _on_the_host(sendbuf)
@@ -74,7 +74,7 @@ def reduce_pairs(call: Callable[..., Any], sendbuf: Any, recvbuf: Any, *argument
 
 
 def refuse_pairs(name: str) -> None:
-    """Raise for a form of a reduction of pairs that is not there."""
+    """Raise for a non-blocking or persistent reduction of pairs."""
     blocking = name.removesuffix("_init").removeprefix("I").capitalize()
     raise UnsupportedOperationError(
         f"{name}: MPI.MINLOC and MPI.MAXLOC on GPU arrays are there in the blocking form only; call "
@@ -83,7 +83,7 @@ def refuse_pairs(name: str) -> None:
 
 
 def _on_the_host(message: Any) -> tuple[Any, Any]:
-    """Return the GPU array of a buffer, None if it has none, and the buffer with a copy of the array on the host."""
+    """Return a buffer's GPU array (None if it has none), and the buffer with a host copy of the array."""
     from ..cuda.packing import on_the_host
 
     if is_in_place(message):

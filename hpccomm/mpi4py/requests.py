@@ -1,8 +1,8 @@
-"""Requests of what hpccomm does: real requests of MPI, which a thread ends when their Works have ended.
+"""Requests of hpccomm's operations: real MPI requests, which a thread completes when their Works complete.
 
-A message between GPUs over NCCL begins in the same call as those that it crosses (ncclGroupStart): one that began alone
-would keep the stream, and the others with it. So non-blocking messages are collected, until the program waits for one
-of them or calls anything else. That has to be seen: ``MPI.Request`` becomes a class whose static methods look first.
+Over NCCL, messages between GPUs that cross must begin in the same group call (ncclGroupStart): a message that began
+alone would block the stream, and the others with it. So non-blocking messages are collected until the program waits for
+one of them or makes another call. ``MPI.Request`` becomes a class whose static methods notice such waits.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from .stand_ins import LikeItsBase, from_handles, stand_in
 if TYPE_CHECKING:
     from mpi4py.MPI import Prequest as _Base
 else:
-    _Base = object  # the classes that `install` makes have mpi4py's as their other base
+    _Base = object  # `install` adds mpi4py's classes as the other base
 
 PREQUEST = MPI.Prequest
 
 
 class Messages:
-    """The messages of a group that have been called for and have not begun."""
+    """The messages of a group that the program has called for but that have not begun."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self.group = group
         self.waiting: list[tuple[list[Call], OfAWork]] = []
 
     def add(self, calls: list[Call], request: OfAWork) -> None:
-        """Let messages begin with the others."""
+        """Add messages that begin with the others."""
         self.waiting.append((calls, request))
 
     def begin(self, calls: list[Call] | None = None) -> list[Work]:
-        """Begin all messages together, and those of `calls`, whose Works are returned."""
+        """Begin all messages together with those of `calls`; return the Works of `calls`."""
         waiting, self.waiting = self.waiting, []
         together = [call for each, _ in waiting for call in each] + (calls or [])
         works = batch([(self.group.dispatcher, call) for call in together])
@@ -56,18 +56,18 @@ class Messages:
 class _Sendrecv(JoinedWork):
     @property
     def source(self) -> int | None:  # type: ignore[override]
-        """The sender of the message that has come."""
+        """The sender of the received message."""
         return self._works[-1].source
 
 
 class OfAWork(_Base):
-    """What the requests have in common: a Work, and a generalized request of MPI (MPI-4.1 §13.2) with its handle."""
+    """The common part of the requests: a Work, and the handle of a generalized request (MPI-4.1 §13.2)."""
 
     _work: Work | None = None
-    _messages: Messages | None = None  # among which it waits for its begin
+    _messages: Messages | None = None  # set while the request waits to begin
 
     def open(self, step: Step, messages: Messages | None = None) -> None:
-        """Take a handle: the operation begins now, or with other messages."""
+        """Create the MPI request; the operation begins now, or later with `messages`."""
         if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             raise DistError(
                 f"requests of GPU arrays need MPI_THREAD_MULTIPLE, which MPI was not initialised with; leave "
@@ -89,22 +89,22 @@ class OfAWork(_Base):
                 general.Complete()
 
         self._works, self._end, self._messages = works, end, messages
-        # A request of Python's has one place for its handle.
+        # An mpi4py request stores one handle: copy the generalized request's handle into this object.
         ctypes.memmove(MPI._addressof(self), MPI._addressof(general), MPI._sizeof(MPI.Request))
 
     def follow(self, work: Work) -> None:
-        """Stand for a Work that has begun."""
+        """Attach the Work of the operation that has begun."""
         self._messages, self._work = None, work
         self._works.append(work)
         work.get_future().add_done_callback(self._end)
 
     def begin(self) -> None:
-        """Begin the operation, if it has not begun."""
+        """Begin the operation if it has not begun."""
         if self._messages is not None:
             self._messages.begin()
 
     def finish(self) -> None:
-        """Wait for the Work, in the thread that calls, which is sooner than another one's look."""
+        """Wait for the Work in the calling thread, which completes it sooner than the progress thread."""
         self.begin()
         if self._work is not None:
             self._work.wait()
@@ -112,12 +112,12 @@ class OfAWork(_Base):
             self._work = None
 
     def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
-        """Wait for the operation: on GPU arrays, the current stream waits, and not the host."""
+        """Wait for the operation; for GPU arrays, the current stream waits and the host does not."""
         self.finish()
         return super().Wait(status)
 
     def Test(self, status: MPI.Status | None = None) -> bool:
-        """Return True if the operation has ended."""
+        """Return True if the operation has completed."""
         return self._may_have_ended() and super().Test(status)
 
     def _may_have_ended(self) -> bool:
@@ -133,12 +133,12 @@ class OfAWork(_Base):
         return super().wait(status)
 
     def test(self, status: MPI.Status | None = None) -> tuple[bool, Any]:
-        """Return True if the operation has ended, and mpi4py's object: None for an operation on arrays."""
+        """Return True if the operation has completed, and mpi4py's object: None for an operation on arrays."""
         return super().test(status) if self._may_have_ended() else (False, None)
 
 
 class OfRepeatedWork(OfAWork):
-    """What ``MPI.Prequest`` has besides: each start begins the operation anew. Without one it is mpi4py's own."""
+    """An ``MPI.Prequest`` that begins `operation` at each start. Without an operation it behaves like mpi4py's own."""
 
     operation: Callable[[OfRepeatedWork], object] | None = None
 
@@ -152,7 +152,7 @@ class OfRepeatedWork(OfAWork):
         return None
 
     def Free(self) -> None:
-        """Forget the operation, which is not in flight."""
+        """Forget the operation, which must not be in flight."""
         if self.operation is None:
             return super().Free()
         self.operation = _freed
@@ -164,7 +164,7 @@ def _freed(_: OfRepeatedWork) -> None:
 
 
 def fill_status(status: MPI.Status | None, step: Step, source: int | None) -> None:
-    """Tell a Status what has been received."""
+    """Set a Status to the received message."""
     if status is None:
         return
     array = step.received
@@ -182,7 +182,7 @@ _STATIC = (*_WAITS_FOR_ALL, *_OTHER_WAITS, *map(str.lower, _OTHER_WAITS))
 
 
 def _looking(name: str, own: Callable[..., Any]) -> Any:
-    """Return a static method that begins, and for all waits for, those of hpccomm among the requests."""
+    """Return a static method that begins hpccomm's requests; the variants that wait for all also finish them."""
 
     def look(requests: Any, *arguments: Any, **named: Any) -> Any:
         ours = [each for each in requests if isinstance(each, OfAWork)]
@@ -203,7 +203,7 @@ def _start_all(requests: list[MPI.Prequest]) -> None:
 
 
 def install() -> None:
-    """Replace ``MPI.Request`` and ``MPI.Prequest``; the requests of GPU arrays are of exactly these classes."""
+    """Replace ``MPI.Request`` and ``MPI.Prequest``; requests of GPU arrays have exactly these classes."""
     if not isinstance(cast(Any, MPI.Request), LikeItsBase):
         statics: dict[str, Any] = {
             name: _looking(name, getattr(MPI.Request, name)) for name in _STATIC if hasattr(MPI.Request, name)
@@ -214,9 +214,9 @@ def install() -> None:
 
 
 def as_prequest(made: Any) -> Any:
-    """Return what a call of mpi4py's has made, a persistent request as one of the class ``MPI.Prequest``."""
+    """Return the result of an mpi4py call; a persistent request becomes an ``MPI.Prequest``."""
     if type(made) is PREQUEST:
         return MPI.Prequest(made)
-    if type(made) is cast(Any, MPI.Prequest).__base__:  # of a communicator that hpccomm run watches
+    if type(made) is cast(Any, MPI.Prequest).__base__:  # from a communicator that hpccomm run watches
         made.__class__ = MPI.Prequest
     return made

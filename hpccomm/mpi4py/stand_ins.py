@@ -1,4 +1,4 @@
-"""Classes that stand in for those of mpi4py, in the module MPI or as the type of its objects."""
+"""Subclasses that replace mpi4py's classes in the module MPI, or as the type of its objects."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class LikeItsBase(type):
-    """Their type: equal to mpi4py's own, as ``type(comm) == MPI.Intracomm`` asks, and of its instances."""
+    """The stand-ins' type: they equal their base, as ``type(comm) == MPI.Intracomm`` needs, and have its instances."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, cls.__base__)  # type: ignore[arg-type]
@@ -23,13 +23,13 @@ class LikeItsBase(type):
 
 
 def stand_in(base: type, methods: dict[str, Any], *others: type) -> Any:
-    """Return a subclass, also of `others`, with these methods, that goes by the name of its base, also for pickle."""
+    """Return a subclass of `base` and `others` with these methods, under its base's name, which pickle uses too."""
     named = {"__module__": base.__module__, "__doc__": base.__doc__, "__qualname__": base.__qualname__}
     return LikeItsBase(base.__name__, (*others, base), named | methods)
 
 
 def from_handles(base: type) -> dict[str, Any]:
-    """Return the class methods of requests that take a handle: mpi4py's own return objects of its own class."""
+    """Return class methods that make requests from handles: mpi4py's own return objects of mpi4py's class."""
 
     def named(maker: str) -> Any:
         def make(cls: Any, handle: Any) -> Any:
