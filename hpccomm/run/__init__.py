@@ -1,1 +1,1 @@
-"""`hpccomm run program.py`: programs that were not written for hpccomm, under its watchdog."""
+"""`hpccomm run program.py`: run programs that were not written for hpccomm under its watchdog."""

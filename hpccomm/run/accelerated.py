@@ -1,4 +1,4 @@
-"""``hpccomm run --accelerate``: large reductions of host arrays on watched communicators are hpccomm's operations."""
+"""``hpccomm run --accelerate``: hpccomm does large reductions of host arrays on watched communicators."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .communicators import Seen, plain
 
 
 class AcceleratedCalls:
-    """The groups of the watched communicators: each is made by the first large reduction, which all ranks call."""
+    """The groups of watched communicators; each is created by its first large reduction, which is collective."""
 
     def __init__(self, parent: ProcessGroup) -> None:
-        self._parent = parent  # whose time limit is theirs
+        self._parent = parent  # their time limit is this group's
         self._of: weakref.WeakKeyDictionary[Seen, ProcessGroup] = weakref.WeakKeyDictionary()
 
     def accelerating(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the method of mpi4py, or what does large reductions before it."""
+        """Return mpi4py's method, wrapped so that hpccomm does large reductions."""
         if name in FREEING:
             return self._freeing(call)
         if name not in REDUCTIONS:
@@ -60,5 +60,5 @@ class AcceleratedCalls:
 
 
 def _is_small(buffer: Any) -> bool:
-    """Whether a buffer is an array that MPI reduces as fast; float16 it does not take."""
+    """Return True for an array that MPI reduces as fast; never for float16, which MPI lacks."""
     return type(buffer) is np.ndarray and buffer.nbytes < SMALLEST and buffer.dtype.char != "e"

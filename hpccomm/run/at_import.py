@@ -1,6 +1,6 @@
-"""The moment at which a program has MPI: the end of its import of mpi4py.MPI, or of its MPI.Init.
+"""Call a function when MPI is initialised: after a program's import of mpi4py.MPI, or after its MPI.Init.
 
-Until then it may set `mpi4py.rc`, which mpi4py reads while MPI is imported.
+Before that, the program may set `mpi4py.rc`, which mpi4py reads while it imports MPI.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-import mpi4py  # whose own finder comes after this one
+import mpi4py  # its own finder comes after this one
 
 from ..job import mpi_library
 
@@ -21,7 +21,7 @@ NAME = f"{mpi4py.__name__}.MPI"
 
 
 class AtImport:
-    """A finder and loader of mpi4py.MPI that calls a function as soon as MPI is initialised, once."""
+    """A finder and loader of mpi4py.MPI that calls a function once, as soon as MPI is initialised."""
 
     def __init__(self, begin: Callable[[], None]) -> None:
         self._begin = begin
@@ -30,23 +30,23 @@ class AtImport:
 
     @property
     def waits(self) -> bool:
-        """Whether MPI has not been initialised yet."""
+        """True until MPI is initialised."""
         return not self._has_begun
 
     def install(self) -> None:
-        """Wait for the program's import, or begin at once if there has been one."""
+        """Wait for the program's import; begin at once if MPI is imported already."""
         if NAME in sys.modules:
             self._when_initialised(sys.modules[NAME])
         else:
             sys.meta_path.insert(0, self)
 
     def remove(self) -> None:
-        """Begin at no import from now on."""
+        """Do not begin at later imports."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
-        """Return what the other finders return, with this loader; who asks may not import it."""
+        """Return the other finders' spec with this loader; the caller may not import the module."""
         if name != NAME:
             return None
         self.remove()
@@ -59,18 +59,18 @@ class AtImport:
         return spec
 
     def create_module(self, spec: ModuleSpec) -> Any:
-        """Create the module as mpi4py's own loader does."""
+        """Create the module with mpi4py's own loader."""
         mpi_library.prepare()
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Execute the module as mpi4py's own loader does, which initialises MPI unless `mpi4py.rc` says otherwise."""
+        """Execute the module with mpi4py's own loader, which initialises MPI unless `mpi4py.rc` says otherwise."""
         self.remove()
         spec: Any = module.__spec__
         spec.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
         vars(mpi4py)["MPI"] = module
-        spec._initializing = False  # other threads need not wait for what follows
+        spec._initializing = False  # other threads need not wait for the rest
         self._when_initialised(module)
 
     def _when_initialised(self, mpi: Any) -> None:

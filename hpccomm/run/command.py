@@ -1,4 +1,4 @@
-"""hpccomm run: a program that was not written for hpccomm, with its errors, its watchdog and its verdicts."""
+"""hpccomm run: run a program that was not written for hpccomm; end the job after an error, and explain hangs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..process.stderr import tell
 from .at_import import AtImport
 from .main_module import CantOpenError, folder_of, run_code, run_file, run_module
 
-LONGEST_GOODBYE = 5.0  # seconds after Ctrl-C for the other ranks to end the job
+LONGEST_GOODBYE = 5.0  # seconds after Ctrl-C in which other ranks may end the job
 PACKAGE = os.path.dirname(errors.__file__) + os.sep
 
 
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     sys.path[0] = os.getcwd() if arguments.module else "" if arguments.code else folder_of(words[0])
     try:
         if arguments.module:
-            # pytest warns of packages with plugins that it can't rewrite any more, unless they say this
+            # pytest warns about packages with plugins that it can't rewrite any more, unless their docstring has this
             from ..core.late import package
 
             package().__doc__ = f"{package().__doc__}\nPYTEST_DONT_REWRITE\n"
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             run_file(words[0])
     except SystemExit as end:
-        if os.getpid() == pid and not (at_import.waits and _is_alone()):  # not a forked process
+        if os.getpid() == pid and not (at_import.waits and _is_alone()):  # not in a forked process
             at_import.remove()
             end_with(end, "")
         raise
@@ -102,13 +102,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _is_alone() -> bool:
-    """Whether there are no other ranks, which may wait in MPI_Init for this one."""
+    """Return True if no other ranks may wait for this one in MPI_Init."""
     place = placement()
     return place is None or place.size == 1
 
 
 def _show(error: BaseException, hook: AbortOnException) -> None:
-    """Call the hook, in a function of its own: while the program runs, no frame may name it."""
+    """Call the hook; this is a separate function, because no frame may refer to the hook while the program runs."""
     trace = _of_the_program(error.__traceback__)
     hook.take_the_place_back()
     sys.excepthook(type(error), error.with_traceback(trace), trace)
@@ -125,7 +125,7 @@ def _of_the_program(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _watch(hook: AbortOnException, arguments: argparse.Namespace) -> None:
-    """Let an error of one rank end all, and watch the calls of communicators; every rank calls this."""
+    """Make an error on one rank end the job, and watch the calls of communicators; collective."""
     from ..job import mpi_library
 
     mpi = mpi_library.load()
@@ -172,13 +172,13 @@ def _register_hooks(arguments: argparse.Namespace) -> None:
 
 
 def _leave(group: Any, pid: int) -> None:
-    """Wait for the other ranks at the end of the program, so that the watchdog can say that this one has ended."""
+    """Wait for the other ranks at the end of the program, so that the watchdog can report that this one has ended."""
     from mpi4py import MPI
 
     if os.getpid() == pid and not MPI.Is_finalized():
         try:
             group.leave(tells=False)
-        except KeyboardInterrupt:  # the ranks that wait for this one inside MPI end the job, and say that it is here
+        except KeyboardInterrupt:  # ranks that wait for this one inside MPI end the job and report this rank's place
             timer = threading.Timer(LONGEST_GOODBYE, os._exit, (130,))
             timer.daemon = True
             timer.start()

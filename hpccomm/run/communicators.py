@@ -1,7 +1,7 @@
-"""The communicators of mpi4py, of subclasses that count the calls of each; programs see no difference.
+"""Subclasses of mpi4py's communicators that count each communicator's calls; programs see no difference.
 
-A call is a Python frame of this module while it lasts, which the watchdog finds on the stack, with its arguments: that
-costs the call nothing but the count. Requests are kept until they have ended, so that a wait can be named.
+During a call, the stack has a frame of this module, in which the watchdog finds the arguments: the call pays only for
+the count. Requests are kept until they complete, so that a report can name the request that a rank waits for.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ if TYPE_CHECKING:
     from .hooked import HookedCalls
 
 REMEMBERED = 8  # names of collectives, for reports
-IN_FLIGHT = 64  # requests of a communicator
+IN_FLIGHT = 64  # requests kept for each communicator
 POLLED_WITHIN = 2.0  # seconds
-MOST_POLLS = 16  # sources and tags that a report has, of the probes of a communicator
+MOST_POLLS = 16  # sources and tags in a report of a communicator's probes
 PREDEFINED = ("COMM_WORLD", "COMM_SELF")
 BUFFERS = ("sendbuf", "buf", "recvbuf")
 CLASSES = (MPI.Intracomm, MPI.Cartcomm, MPI.Graphcomm, MPI.Distgraphcomm, MPI.Intercomm)
 
 
 class Seen:
-    """What is known of a communicator, whichever of Python's objects names it."""
+    """The facts about a communicator, shared by all Python objects for it."""
 
     def __init__(self, comm: MPI.Comm, name: str, ranks: tuple[int, ...]) -> None:
         self.name = name
         self.ranks = ranks  # in MPI.COMM_WORLD
         self.collectives = self.messages = 0
-        self.names: deque[str | tuple[str, Any]] = deque(maxlen=REMEMBERED)  # of the last collectives; with the root
+        self.names: deque[str | tuple[str, Any]] = deque(maxlen=REMEMBERED)  # of the last collectives, some with a root
         self.requests: deque[Started] = deque(maxlen=IN_FLIGHT)
         self.polled: set[Polled] = set()
         self.polled_before: set[Polled] = set()
@@ -61,7 +61,7 @@ class Seen:
 
     @cached_property
     def key(self) -> str:
-        """Return a name that is the same on every rank of the communicator."""
+        """Return a name that is the same on all ranks of the communicator."""
         return key_from("MPI", self.ranks, self._edition)
 
     @property
@@ -75,7 +75,7 @@ class Seen:
         return self.messages
 
     def facts(self) -> dict[str, Any]:
-        """Return what a report says of it."""
+        """Return the communicator's entry in a report."""
         names = list(self.names)
         first = self.collectives - len(names) + 1
         recent = [_passed(number, name) for number, name in enumerate(names, first)]
@@ -84,29 +84,29 @@ class Seen:
 
 
 def _passed(number: int, called: str | tuple[str, Any]) -> list[Any]:
-    """Return what a report says of a collective that has been called."""
+    """Return a collective's entry in a report."""
     if isinstance(called, str):
         return [number, called, "", 0]
     name, root = called
     return [number, name, "", 0, -1, "", root if isinstance(root, int) else None, False]
 
 
-# A request, and the call that it stands for: its name, number, and then its arguments but the first (an array of any
-# size); a tuple of their own for these would cost each call 15 ns. Of another array there is what it is like: it may be
-# large, and the request may have ended long ago.
+# A request and its call: name, number, and all arguments but the first (an array of any size). They are not in a tuple
+# of their own, which would cost each call 15 ns. Arrays among them become dtype and size: they may be large, and the
+# request may have completed long ago.
 Started: TypeAlias = tuple[Any, ...]
-KEPT = {True: "({0}.dtype, {0}.size) if type({0}) is _ndarray else None, "}  # of a buffer
+KEPT = {True: "({0}.dtype, {0}.size) if type({0}) is _ndarray else None, "}  # True: for a buffer
 
-Polled: TypeAlias = tuple[str, Any, Any]  # a probe that has found nothing, its source and its tag
+Polled: TypeAlias = tuple[str, Any, Any]  # an unsuccessful probe, its source and its tag
 
-Wrapping: TypeAlias = Callable[[str, Callable[..., Any]], Callable[..., Any]]  # of a method and its name
+Wrapping: TypeAlias = Callable[[str, Callable[..., Any]], Callable[..., Any]]  # takes a method and its name
 
 SEEN: weakref.WeakSet[Seen] = weakref.WeakSet()
-MADE: list[Callable[[Any, Seen], None]] = []  # who wants to know of each new communicator, on every rank of it
-_polls_from = 0.0  # when those have begun that are still collected
-_made: Counter[int] = Counter()  # communicators of the same ranks, by the hash of these
+MADE: list[Callable[[Any, Seen], None]] = []  # called on every rank of each new communicator
+_polls_from = 0.0  # start of the interval in which `polled` collects
+_made: Counter[int] = Counter()  # communicators with the same ranks, by the hash of the ranks
 
-# The methods, each compiled with the parameters of mpi4py's: taking any arguments would cost three times as much.
+# The methods are compiled with mpi4py's parameters: taking any arguments would take three times as long.
 BODIES = {
     "collective": """
     _seen = self._seen
@@ -184,7 +184,7 @@ def _parameters(name: str) -> tuple[inspect.Parameter, ...]:
 
 
 def _compiled(kind: str, name: str, call: Callable[..., Any]) -> FunctionType:
-    """Return the method of a kind that counts its call, and does `call`."""
+    """Compile a method of a kind that counts its call and then calls `call`."""
     arguments = [each.name for each in _parameters(name)]
     defaults = {f"_{each.name}": each.default for each in _parameters(name) if each.default is not each.empty}
     head = "".join(f", {each}=_{each}" if f"_{each}" in defaults else f", {each}" for each in arguments)
@@ -202,10 +202,10 @@ def _compiled(kind: str, name: str, call: Callable[..., Any]) -> FunctionType:
         "_Seen": Seen,
     }
     names |= defaults | {"__name__": __name__}
-    file = f"{__file__} <{name}>"  # which has no lines that a traceback could show
+    file = f"{__file__} <{name}>"  # a traceback finds no lines in this file
     exec(compile(f"def {name}(self{head}):{body}", file, "exec"), names)
     method: FunctionType = names[name]
-    if name not in POLLS:  # which don't wait
+    if name not in POLLS:  # polls do not wait
         CODES.add(method.__code__)
     return method
 
@@ -217,8 +217,8 @@ def _persistent(request: MPI.Prequest, seen: Seen, name: str, arguments: tuple[A
 
 def _copying(base: type[MPI.Comm]) -> Callable[..., Any]:
     def new(cls: type[Any], comm: Any = None) -> Any:
-        """Return another object for a communicator, ``type(comm)(comm)``: each call would pay for a __getattr__."""
-        if comm is None:  # of Dup and the like, or nothing
+        """Return another object for a communicator (``type(comm)(comm)``); a __getattr__ would slow down each call."""
+        if comm is None:  # mpi4py calls it so in Dup and similar methods
             return base.__new__(cls)
         self: Any = base.__new__(cls, comm)
         self._seen = _known(comm)
@@ -228,7 +228,7 @@ def _copying(base: type[MPI.Comm]) -> Callable[..., Any]:
 
 
 def _known(comm: Any) -> Seen:
-    """Return the facts of a communicator, whichever object names it."""
+    """Return the facts about a communicator, from any object for it."""
     for each in (comm, *(getattr(MPI, name) for name in PREDEFINED)):
         if each == comm:
             with suppress(AttributeError):
@@ -237,7 +237,7 @@ def _known(comm: Any) -> Seen:
 
 
 def _missing(self: Any, name: str) -> Any:
-    """Return the facts of a communicator that mpi4py, or a subclass of the program's, has made without them."""
+    """Return the facts about a communicator that mpi4py, or the program's subclass, has made without them."""
     if name != "_seen":
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
     self._seen = seen = _known(self)
@@ -247,25 +247,25 @@ def _missing(self: Any, name: str) -> Any:
 def _freeing(call: Callable[[Any], None]) -> Callable[[Any], None]:
     def free(self: Any) -> None:
         """Call `Free` if not null or predefined."""
-        if not any(self is getattr(MPI, name) for name in PREDEFINED):  # mpi4py's own objects have a mark
+        if not any(self is getattr(MPI, name) for name in PREDEFINED):  # mpi4py marks its own predefined objects
             call(self)
 
     return free
 
 
 def _reduce(comm: Any) -> Any:
-    """Let pickle take what mpi4py's own class lets it take: the predefined communicators, by name."""
+    """Let pickle accept only communicators that mpi4py's own class pickles: the predefined ones, by name."""
     for name in PREDEFINED:
         predefined = getattr(MPI, name)
         if comm is predefined:
             return name
         if comm == predefined:
             return MPI.Intracomm, (predefined,)
-    return plain(comm).__reduce__()  # which is refused
+    return plain(comm).__reduce__()  # which pickle refuses
 
 
 def _watching(base: type[MPI.Comm]) -> Any:
-    """Return the subclass of a class of communicators whose calls are counted."""
+    """Return the subclass of a communicator class that counts calls."""
     methods: dict[str, Any] = {
         "__slots__": ("_seen",),
         "__reduce__": _reduce,
@@ -277,13 +277,13 @@ def _watching(base: type[MPI.Comm]) -> Any:
 
 
 def _counting(base: type[MPI.Comm], wrapped: Wrapping) -> dict[str, FunctionType]:
-    """Return the methods that count the calls of a class of communicators, and do what `wrapped` makes of its own."""
+    """Return methods that count the calls of a communicator class and call mpi4py's methods, wrapped with `wrapped`."""
     methods = {}
     for name in dir(base):
         if name != "Create_group" and name not in CALLS and name not in POLLS:
             continue
         call = getattr(base, name)
-        is_numbered = name in CALLS  # of the others other ranks hear nothing
+        is_numbered = name in CALLS  # other calls are invisible to other ranks
         method = _compiled(_kind(name), name, wrapped(name, call) if is_numbered else call)
         method.__qualname__, method.__doc__ = f"{base.__name__}.{name}", call.__doc__
         method.__dict__["__wrapped__"] = call
@@ -292,7 +292,7 @@ def _counting(base: type[MPI.Comm], wrapped: Wrapping) -> dict[str, FunctionType
 
 
 def _kind(name: str) -> str:
-    """Return which of the bodies a call has."""
+    """Return the key in BODIES for a call."""
     if name == "Create_group":
         return "making of some"
     if name in POLLS:
@@ -310,8 +310,8 @@ def _kind(name: str) -> str:
 
 
 def watched(comm: Any, name: str) -> Any:
-    """Return the communicator as one whose calls are counted; what is none stays as it is."""
-    if isinstance(comm, tuple):  # of Create_dist_graph with weights, and the like
+    """Return the communicator as an object that counts calls; return other objects unchanged."""
+    if isinstance(comm, tuple):  # the result of Create_dist_graph with weights, for example
         return type(comm)(watched(each, name) for each in comm)
     own = WATCHING.get(type(comm))
     if own is None or comm == MPI.COMM_NULL:
@@ -332,7 +332,7 @@ def _members(comm: MPI.Comm) -> tuple[int, ...]:
 
 
 def plain(comm: Any) -> Any:
-    """Return the communicator as mpi4py's own class of it."""
+    """Return the communicator as an object of mpi4py's own class."""
     base = next((base for base, own in WATCHING.items() if type(comm) is own), None)
     return comm if base is None else base(comm)
 
@@ -341,20 +341,20 @@ WATCHING: dict[type[MPI.Comm], Any] = {base: _watching(base) for base in CLASSES
 
 
 def install(group: ProcessGroup, accelerates: bool = False) -> None:
-    """Watch the calls on MPI.COMM_WORLD, MPI.COMM_SELF and what is made of them; the time limit is that of `group`.
+    """Watch the calls on MPI.COMM_WORLD, MPI.COMM_SELF and communicators made from them, with `group`'s time limit.
 
-    `accelerates`: large reductions of host arrays are hpccomm's.
+    `accelerates`: hpccomm does large reductions of host arrays.
     """
     _put_around_calls(_layers(group, accelerates))
     for name in PREDEFINED:
         setattr(MPI, name, watched(getattr(MPI, name), name))
     MPI.Prequest = Prequest  # type: ignore[misc]
-    copyreg.pickle(MPI.Intracomm, _reduce)  # its own method would name an object that MPI has no more
+    copyreg.pickle(MPI.Intracomm, _reduce)  # its own method would name a class that is no longer in MPI
     start.listen_to_sigterm()
     SOURCES.append(Source(group, CODES, record_of, requests_in_flight, polls, _facts, _register_hook))
 
 
-LAYERS: list[Wrapping] = []  # what is done around each call of mpi4py's, the innermost first
+LAYERS: list[Wrapping] = []  # wrappers of mpi4py's calls, the innermost first
 
 
 def _put_around_calls(layers: Sequence[Wrapping]) -> None:
@@ -368,7 +368,7 @@ def _put_around_calls(layers: Sequence[Wrapping]) -> None:
 
 @cache
 def _hooked() -> HookedCalls:
-    """Return the hooks; calls pay for them from the first one on."""
+    """Return the hooks; the first one puts wrappers around all calls."""
     from .hooked import HookedCalls
 
     hooked = HookedCalls()
@@ -381,7 +381,7 @@ def _register_hook(hook: Hook) -> RemovableHandle:
 
 
 def _layers(group: ProcessGroup, accelerates: bool) -> list[Wrapping]:
-    """Return what is done around each call of mpi4py's, the innermost first."""
+    """Return the wrappers of mpi4py's calls, the innermost first."""
     layers: list[Wrapping] = []
     if accelerates:
         from .accelerated import AcceleratedCalls
@@ -398,16 +398,16 @@ def _layers(group: ProcessGroup, accelerates: bool) -> list[Wrapping]:
         from .recorded import RecordedCalls
 
         recording = recorder()
-        assert recording is not None  # it has begun with the group
+        assert recording is not None  # `group` has started it
         layers.append(RecordedCalls(recording).recording)
     return layers
 
 
-# -- what a call on the stack, or a request, is ----------------------------------------------------------------
+# -- records of calls and requests -------------------------------------------------------------------------
 
 
 def record_of(frame: FrameType, where: str) -> Record | None:
-    """Return the record of the call that a frame of this module is in; None if its communicator is not known."""
+    """Return the record of the call in a frame of this module; None if its communicator is not known."""
     inside, name = frame.f_locals, frame.f_globals["_name"]
     seen = getattr(inside["self"], "_seen", None)
     if seen is None:
@@ -416,19 +416,19 @@ def record_of(frame: FrameType, where: str) -> Record | None:
 
 
 def describe(seen: Seen, name: str, arguments: Sequence[Any], where: str) -> tuple[Record, Mapping[str, Any]]:
-    """Return the record of the call that has been counted last, and its arguments by name."""
+    """Return the record of the call that was counted last, and its arguments by name."""
     is_a_message = CALLS[name].is_a_message if name in CALLS else False
     bound = {each.name: argument for each, argument in zip(_parameters(name), arguments, strict=True)}
     return _record(seen, name, seen.messages if is_a_message else seen.collectives, bound, where), bound
 
 
 def comparable(comm: Any, name: str, arguments: Sequence[Any], where: str) -> Record:
-    """Return the record of the call that has been counted last, without what may differ in a right program."""
+    """Return the record of the call that was counted last, without arguments that may differ between ranks."""
     record, bound = describe(comm._seen, name, arguments, where)
     record.async_op = name in STARTS
     is_inter = comm.Is_inter()
     if is_inter:
-        record.peer = None  # a rank of the other side
+        record.peer = None  # a rank of the remote group
     if is_inter or record.dtype == "bytes" or any(_has_a_datatype(bound.get(each)) for each in BUFFERS):
         record.dtype, record.count = "", -1
     return record
@@ -439,7 +439,7 @@ def _has_a_datatype(buffer: Any) -> bool:
 
 
 def requests_in_flight(only: Sequence[object] = ()) -> list[Record]:
-    """Return the records of the requests that have not ended, or of those among `only`, if any is; MPI is not asked."""
+    """Return the records of incomplete requests: those in `only` if there are any, otherwise all. Does not call MPI."""
     records, named = [], []
     for seen in list(SEEN):
         for each in [*list(seen.requests), *started(seen)]:
@@ -452,7 +452,7 @@ def requests_in_flight(only: Sequence[object] = ()) -> list[Record]:
 
 
 def polls() -> list[Record]:
-    """Return the probes of the last seconds that have found nothing; this is called about once a second."""
+    """Return the unsuccessful probes of the last seconds; called about once a second."""
     global _polls_from
     is_later = time.monotonic() > _polls_from + POLLED_WITHIN
     _polls_from = time.monotonic() if is_later else _polls_from
@@ -469,7 +469,7 @@ def polls() -> list[Record]:
 
 
 def record_of_request(started: Started, seen: Seen, where: str = "") -> Record:
-    """Return the record of a call that has begun."""
+    """Return the record of a started call."""
     request, name, number, *arguments = started
     bound = {each.name: argument for each, argument in zip(_parameters(name)[1:], arguments, strict=True)}
     record = _record(seen, name, number, bound, where, async_op=True)
@@ -519,7 +519,7 @@ def _size(arguments: Mapping[str, Any]) -> tuple[str, int, int]:
     """Return the dtype, the number of elements and the bytes of the first buffer among the arguments."""
     for name in BUFFERS:
         array = count = arguments.get(name)
-        if isinstance(array, tuple) and isinstance(array[0], np.dtype):  # KEPT
+        if isinstance(array, tuple) and isinstance(array[0], np.dtype):  # stored by KEPT
             return str(array[0]), array[1], array[1] * array[0].itemsize
         if isinstance(array, list | tuple) and array:
             count = next((each for each in array[1:] if isinstance(each, int)), None)

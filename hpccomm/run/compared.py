@@ -1,4 +1,4 @@
-"""The comparison of the collectives of watched communicators before they begin (``hpccomm run --detail``)."""
+"""Compare the collectives of watched communicators before they begin (``hpccomm run --detail``)."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from ..errors import DistError
 from ..job.mpi_library import free, private
 from .communicators import Seen, comparable, plain
 
-FOR_EVER = 1e9  # seconds: who does not come is the watchdog's business
+FOR_EVER = 1e9  # seconds: the watchdog handles ranks that never arrive
 
 
 class _Calls(Comparison):
     def are_alike(self, statements: list[Statement]) -> bool:
-        """Return whether all ranks make the same call, as far as MPI's rules ask for it and the arguments tell."""
+        """Return whether all ranks make the same call, as far as MPI requires it and the arguments show it."""
         records = {rank: Record(**each["record"]) for rank, each in enumerate(statements)}
         return len({record.number for record in records.values()}) == 1 and len(sides(records)) == 1
 
 
 class ComparedCalls:
-    """The comparisons of this process; blocking collectives are compared, on communicators within a group."""
+    """The comparisons of this process, for blocking collectives on intracommunicators."""
 
     def __init__(self) -> None:
         self._of: weakref.WeakKeyDictionary[Seen, Comparison] = weakref.WeakKeyDictionary()
 
     def begin(self, comm: Any, seen: Seen) -> None:
-        """Compare the calls on a new communicator from now on; every rank of it calls this."""
+        """Compare the calls on a new communicator from now on; collective."""
         if comm.Get_size() > 1 and not comm.Is_inter():
             self._of[seen] = _Calls(
                 private(plain(comm).Split(0, comm.Get_rank())), seen
             )  # Dup calls the program's code
 
     def comparing(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the method of mpi4py, behind a comparison; those who count the calls have done so before."""
+        """Return mpi4py's method behind a comparison; the call has been counted before."""
         if name in STARTS or name in DUPLICATING or name.endswith("_init") or CALLS[name].is_a_message:
             return call
 

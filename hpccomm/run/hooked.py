@@ -1,4 +1,4 @@
-"""Hooks on the calls of watched communicators: `hpccomm.debug.register_hook` sees them as operations."""
+"""Hooks on the calls of watched communicators: `hpccomm.debug.register_hook` sees the calls as operations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class MPICall(Operation):
-    """A call of mpi4py, as hooks see it: its group is the communicator, its arguments have mpi4py's names."""
+    """A call of mpi4py as hooks see it: its group is the communicator, its arguments have mpi4py's names."""
 
     record: Record
 
@@ -31,7 +31,7 @@ class MPICall(Operation):
 
     @property
     def peer(self) -> int | None:
-        """The root, the destination or the source; None where there is none, and for MPI.ANY_SOURCE."""
+        """The root, the destination or the source; None without one, and for MPI.ANY_SOURCE."""
         return self.record.peer
 
 
@@ -42,14 +42,14 @@ class HookedCalls:
         self._hooks: dict[object, Hook] = {}
 
     def register(self, hook: Hook) -> RemovableHandle:
-        """Call the hook at the beginning and at the end of each call from now on."""
+        """Call the hook at the beginning and the end of each call from now on."""
         key = object()
         self._hooks[key] = hook
         return RemovableHandle(lambda: self._hooks.__delitem__(key))
 
     def hooking(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the method of mpi4py with the hooks around it; those who count its calls have done so before."""
-        if name.endswith("_init") and CALLS[name].is_a_message:  # which begins with Start
+        """Return mpi4py's method with the hooks around it; the call has been counted before."""
+        if name.endswith("_init") and CALLS[name].is_a_message:  # a persistent message begins with Start
             return call
 
         def hooked(comm: Any, *arguments: Any) -> Any:

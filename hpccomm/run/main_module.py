@@ -1,6 +1,6 @@
-"""A program as the module ``__main__``, as the command ``python`` runs it.
+"""Run a program as the module ``__main__``, like the command ``python``.
 
-The module stays in `sys.modules`, unlike that of `runpy`: threads and functions of `atexit` may pickle its classes.
+Unlike `runpy`'s, the module stays in `sys.modules`: threads and `atexit` functions may pickle its classes.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from types import ModuleType
 
 
 class CantOpenError(Exception):
-    """The program's file can't be read; the message is what Python itself says."""
+    """The program's file can't be read; the message is Python's own."""
 
 
 def folder_of(path: str) -> str:
-    """Return what is the first entry of sys.path for ``python PATH``."""
+    """Return the first entry of sys.path for ``python PATH``."""
     return _absolute(path) if _holds_main(path) else os.path.dirname(os.path.realpath(path))
 
 
 def run_file(path: str) -> None:
-    """Run ``python PATH``: a file, or a folder or an archive with a ``__main__.py``; `folder_of` it is on sys.path."""
+    """Run ``python PATH``: a file, or a folder or archive with a ``__main__.py``; its `folder_of` is on sys.path."""
     if _holds_main(path):
         _run_found("__main__", names_itself=False)
     elif path.endswith(".pyc"):
@@ -53,7 +53,7 @@ def run_code(code: str) -> None:
 
 
 def _absolute(path: str) -> str:
-    return os.path.join(os.getcwd(), path)  # "." and ".." stay, as in Python's
+    return os.path.join(os.getcwd(), path)  # "." and ".." stay, as in Python itself
 
 
 def _holds_main(path: str) -> bool:
@@ -61,9 +61,9 @@ def _holds_main(path: str) -> bool:
 
 
 def _run_found(name: str, names_itself: bool) -> None:
-    """Run a module that is found on sys.path; sys.argv[0] becomes its file where it `names_itself`."""
+    """Run a module on sys.path; if it `names_itself`, sys.argv[0] becomes its file."""
     sys.modules["__main__"] = ModuleType("__main__")
-    runpy._run_module_as_main(name, names_itself)  # type: ignore[attr-defined]  # what `python -m` calls
+    runpy._run_module_as_main(name, names_itself)  # type: ignore[attr-defined]  # `python -m` calls it
 
 
 def _run_source(source: str | bytes, file: str, **names: str) -> None:

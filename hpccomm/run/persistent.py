@@ -1,4 +1,4 @@
-"""The persistent and partitioned requests of watched communicators: each start is a call of its own, with a number."""
+"""Persistent and partitioned requests of watched communicators: each start counts as a call."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from .communicators import Seen, Started
 
 BASE = MPI.Prequest
-STARTED: list[Callable[[Any], None]] = []  # who wants to know of each start
-_KNOWN: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # requests are equal where handles are
+STARTED: list[Callable[[Any], None]] = []  # called at each start
+_KNOWN: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # keyed by id: requests compare by handle
 
 
 def _start(self: Any) -> None:
@@ -45,7 +45,7 @@ def _test(self: Any, status: MPI.Status | None = None) -> bool:
 
 
 def _number(request: Any) -> None:
-    """Count a start; of a request that no watched communicator has made, nothing is known."""
+    """Count a start; ignore requests that no watched communicator has made."""
     seen: Seen | None = getattr(request, "seen", None)
     if seen is None:
         return
@@ -76,18 +76,18 @@ Prequest: Any = stand_in(BASE, _methods())
 
 
 def persistent(request: Any, seen: Seen, name: str, arguments: tuple[Any, ...], size: tuple[str, int, int]) -> Any:
-    """Return a call's request as one whose starts are numbered; `arguments` are without the first, `size` is its."""
+    """Return a request whose starts are counted; `arguments` lacks the first one, of which `size` is the size."""
     watched = Prequest(request)
     watched.seen, watched.name, watched.arguments, watched.size = seen, name, arguments, size
-    watched.number = 0  # of the last start, until it is known to have ended
+    watched.number = 0  # of the last start, until the request is known to be complete
     _KNOWN[id(watched)] = watched
     return watched
 
 
 def started(seen: Seen) -> list[Started]:
-    """Return the requests of a communicator that have been started, and are not known to have ended.
+    """Return a communicator's started requests that are not known to be complete.
 
-    Where several have been waited for together (Waitall), that is not known.
+    After a Waitall of several requests, their completion is not known.
     """
     mine = [each for each in list(_KNOWN.values()) if each.seen is seen and each.number]
     return [_as_started(each) for each in mine]

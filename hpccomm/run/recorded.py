@@ -1,4 +1,4 @@
-"""The recording of the calls of watched communicators: a record of each call, for the flight recorder."""
+"""Records of the calls on watched communicators, in the format of the recorder of operations."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from ..debug.trace.recorder import Recorder
     from .communicators import Seen
 
-IN_FLIGHT = 1000  # requests whose end is awaited
+IN_FLIGHT = 1000  # requests whose completion is awaited
 
 
 class RecordedCalls:
-    """The last calls of the watched communicators of this process."""
+    """The last calls on this process's watched communicators."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -35,7 +35,7 @@ class RecordedCalls:
         STARTED.append(self._start)
 
     def recording(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the method of mpi4py, and record its calls; those who count them have done so before."""
+        """Return mpi4py's method, wrapped to record its calls; the call has been counted before."""
         if name.endswith("_init") and CALLS[name].is_a_message:
             return call
 
@@ -78,7 +78,7 @@ class RecordedCalls:
         return record
 
     def _see_what_has_ended(self) -> None:
-        """Note that requests have ended; MPI is not asked."""
+        """Mark completed requests, without calling MPI."""
         for _ in range(len(self._started)):
             request, record = started = self._started.popleft()
             if request != MPI.REQUEST_NULL and getattr(request, "number", record.number) == record.number:
@@ -87,10 +87,10 @@ class RecordedCalls:
                 record.end, record.state = now(), "completed"
 
     def records(self) -> list[Record]:
-        """Return the last calls, those in flight among them."""
+        """Return the last calls, including those in flight."""
         self._see_what_has_ended()
         return [replace(record) for record in list(self._records)]
 
     def mark(self) -> Any:
-        """Return what changes with every call."""
+        """Return a value that changes with every call."""
         return self._records[-1].begin if self._records else None
