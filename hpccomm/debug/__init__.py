@@ -1,4 +1,4 @@
-"""When things go wrong: watchdog, report, flight recorder, mismatch check."""
+"""Debugging tools: watchdog, reports, flight recorder, mismatch check, hooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The start of watching a new group: its place in the table of groups, and the hooks that the settings ask for."""
+"""Start watching a new group: add it to the table of groups, and register the hooks that the settings select."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def prepare(group: ProcessGroup | None = None) -> None:
-    """Start the watchdog, if it has not been; give it the processes and the settings of a group."""
+    """Start the watchdog if it is not running; give it a group's processes and settings."""
     from mpi4py import MPI
 
     said = None if group is None else group.settings
@@ -33,14 +33,14 @@ def prepare_spare(settings: Settings, processes: dict[int, int]) -> None:
 
 
 def attach(group: ProcessGroup) -> None:
-    """Give a new group the hooks and checks that the settings ask for; every rank of it calls this."""
+    """Give a new group the hooks and checks that the settings select; collective."""
     groups_seen.add(group)
     if group.processes:
         prepare(group)
     if group.settings.debug != "OFF" and group.rank == 0:
         _announce(group)
     if group.settings.debug == "DETAIL" and group.comm is not None:
-        from .mismatch.check import compare_calls  # which loads MPI
+        from .mismatch.check import compare_calls  # imports MPI
 
         compare_calls(group)
     groups_seen.register_on(group)
@@ -51,7 +51,7 @@ def attach(group: ProcessGroup) -> None:
 
 
 def detach(group: ProcessGroup) -> None:
-    """Write the recording of a group that ends. Its ranks have met, and its communicator is still there."""
+    """Write the recording of a group that is being destroyed; its ranks have met, and its communicator still exists."""
     if group.settings.trace != "0":
         from .trace import files as trace_file
 
@@ -69,7 +69,7 @@ def _announce(group: ProcessGroup) -> None:
 
 
 def who_is_late() -> str:
-    """Return the verdict, or "": see `watchdog.who_is_late`."""
+    """Return the verdict or "": see `watchdog.who_is_late`."""
     from . import watchdog
 
     return watchdog.who_is_late()

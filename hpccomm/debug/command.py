@@ -1,4 +1,4 @@
-"""hpccomm debug: who is to blame for a job that hangs, from the reports of its ranks."""
+"""hpccomm debug: name the rank to blame for a hang, from the reports of a job's ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .folder import put, runs
 from .words import by_number, from_ranges, ranks_in_words
 
 PATIENCE = 10.0  # seconds for ranks to write their reports
-FIRST_LOOK = 1.5  # seconds after which a rank that has just called init_process_group can be asked
+FIRST_LOOK = 1.5  # seconds after init_process_group until a rank answers questions
 PREFIX = "hpccomm-debug-"
 REPORTS = "rank*[0-9].json"
 
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the verdict; return 1 if it names a rank, 0 if nobody waits, 2 if there are no reports."""
+    """Print the verdict; return 1 if it names a rank, 0 if no rank waits, 2 without reports."""
     try:
         folder, token = _asked(arguments)
         _act_for_the_owner_of(folder)
@@ -70,7 +70,7 @@ class _Refused(Exception):
 
 
 def _asked(arguments: argparse.Namespace) -> tuple[Path, str]:
-    """Ask, if the arguments say so; return the folder of the reports and the token of the answers, "" without one."""
+    """Ask for reports if the arguments say so; return the reports' folder and the token of the answers, or ""."""
     folder = Path(arguments.folder) if arguments.folder else None
     if arguments.pid is not None:
         return _ask_process(arguments.pid)
@@ -87,7 +87,7 @@ def _asked(arguments: argparse.Namespace) -> tuple[Path, str]:
 
 
 def _ask_process(process: int) -> tuple[Path, str]:
-    """Ask a process, or else those below it, which mpiexec and shells have started."""
+    """Ask a process, or its descendants if it is mpiexec or a shell."""
     if not Path(f"/proc/{process}").exists():
         raise _Refused(f"there is no process {process} on this machine")
     give_up = time.monotonic() + FIRST_LOOK
@@ -105,7 +105,7 @@ def _ask_process(process: int) -> tuple[Path, str]:
 
 
 def _answer_of(process: int) -> tuple[Path, str] | None:
-    """Return the answer of a process or of the first below it that can be asked; None if there is none."""
+    """Return the first answer of a process and its descendants; None if none can be asked."""
     for each in (process, *_below(process)):
         try:
             found = mailbox.ask(each, PATIENCE)
@@ -115,7 +115,7 @@ def _answer_of(process: int) -> tuple[Path, str] | None:
                 f"GIL in compiled code, or another user's datagrams keep it busy, which it tells on stderr; "
                 f"`py-spy dump --pid {each}` shows where it is"
             ) from None
-        except OSError:  # it has ended meanwhile
+        except OSError:  # it has ended
             continue
         if found is not None:
             return found
@@ -123,7 +123,7 @@ def _answer_of(process: int) -> tuple[Path, str] | None:
 
 
 def _below(process: int) -> Iterator[int]:
-    """Yield the processes that a process has started, directly or through others."""
+    """Yield the descendants of a process."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -140,8 +140,8 @@ def _below(process: int) -> Iterator[int]:
 def _ask_in(folder: Path) -> tuple[Path, str]:
     """Ask the ranks that look into a folder.
 
-    Not by `scancel --signal`: it misses ranks that mpirun has started in the batch script, and ends Open MPI's daemons
-    on the other nodes, and with them the job.
+    `scancel --signal` would not do: it misses ranks that mpirun started in the batch script. It would also end Open
+    MPI's daemons on the other nodes, and with them the job.
     """
     _act_for_the_owner_of(folder if folder.is_dir() else folder.parent)
     token = f"-1 {secrets.token_hex(8)}"
@@ -154,7 +154,7 @@ def _ask_in(folder: Path) -> tuple[Path, str]:
 
 
 def _act_for_the_owner_of(folder: Path) -> None:
-    """Become the owner of a folder, if this is root: links in it can't lead to files that its owner may not write."""
+    """As root, become the folder's owner: links in the folder can't lead to files that the owner may not write."""
     if os.geteuid() == 0 and (found := folder.stat()).st_uid != 0:
         os.setgroups([])
         os.setegid(found.st_gid)
@@ -164,7 +164,7 @@ def _act_for_the_owner_of(folder: Path) -> None:
 def _folder_of_job(job: str) -> Path:
     command = ["scontrol", "show", "job", job]
     shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    # Each on a line of its own; what the user may have put into the job's name and comment stands within lines.
+    # Each WorkDir= begins a line; the job's name and comment, which the user chooses, can't begin one.
     places = [line.strip().removeprefix("WorkDir=") for line in shown.splitlines() if line.startswith("   WorkDir=")]
     if len(places) != 1:
         raise _Refused(f"scontrol knows no job {job}; give the folder of its reports")
@@ -175,7 +175,7 @@ def _folder_of_job(job: str) -> Path:
 
 
 def _wait_for(folder: Path, token: str) -> list[tuple[Path, list[dict[str, Any]]]]:
-    """Return the last reports of each run, or those that answer `token`, for which it waits."""
+    """Return the last reports of each run; with a `token`, wait for the reports that answer it."""
     deadline, look = time.monotonic() + PATIENCE, report.Look()
     while True:
         found, began = [], time.monotonic()
@@ -217,7 +217,7 @@ def _show(arguments: argparse.Namespace, reports: list[dict[str, Any]], found: V
 
 
 def _folded(lines: list[str]) -> Iterator[str]:
-    """Yield the lines of a stack; successive lines of installed libraries and of hpccomm become one."""
+    """Yield the lines of a stack; consecutive lines of libraries and of hpccomm become one."""
     hidden = 0
     for line in [*lines, ""]:
         is_of_a_library = line.startswith((stacks.PACKAGE, "<", *stacks.LIBRARIES))
@@ -230,5 +230,5 @@ def _folded(lines: list[str]) -> Iterator[str]:
 
 
 def _say(text: str) -> None:
-    """Print text from files, without the control characters that a terminal would obey."""
+    """Print text from files, without control characters that a terminal would obey."""
     print("".join(each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text))

@@ -1,4 +1,4 @@
-"""What Ctrl-C does while MPI has the main thread, and keeps Python from raising KeyboardInterrupt."""
+"""Handle Ctrl-C while the main thread is inside MPI, where Python can't raise KeyboardInterrupt."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ..process.proc import MAPPED_LATER, take_names_away
 from ..process.stderr import tell
 from . import stacks
 
-PATIENCE_WITH_PYTHON = 1.0  # seconds that KeyboardInterrupt may take
+PATIENCE_WITH_PYTHON = 1.0  # seconds for Python to raise KeyboardInterrupt
 MAIN_MODULE = os.path.join("hpccomm", "run", "main_module.py")
 
 
 def end_on_ctrl_c(rank: int, say: Callable[[str], None] = tell) -> None:
-    """End the job, and tell where this rank is, if MPI has the main thread and keeps Python from KeyboardInterrupt."""
+    """End the job and print this rank's place if the main thread is inside MPI and does not raise KeyboardInterrupt."""
     main = threading.main_thread().ident or 0
     stuck_in = stacks.call_of_thread(main)
     time.sleep(PATIENCE_WITH_PYTHON)

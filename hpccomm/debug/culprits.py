@@ -1,8 +1,8 @@
-"""The verdict: the ranks that are to blame for a hang, in words, from the reports of all ranks.
+"""The verdict: the ranks to blame for a hang, from the reports of all ranks.
 
-A rank that waits in an operation waits for the ranks that are not in it. These may wait for others in turn, and at the
-end of each such chain are the culprits: ranks that wait for nobody (they compute, have ended, are stopped
-or gone), ranks that call something else under the same number, or ranks that wait for one another.
+A rank that waits in an operation waits for the ranks that are not in it. These may wait for other ranks in turn. At the
+end of each such chain are the culprits: ranks that wait for no rank (they compute, have ended, are stopped or gone),
+ranks that call a different operation under the same number, or ranks that wait for each other.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from .reported import (
 from .sizes import unequal
 from .words import by_number, duration, from_ranges, places_in_words, ranks_by_value, ranks_in_words, tag_in_words
 
-LEAST = 1.0  # seconds that a call of C takes which is worth a word
-PASSED = 32  # collectives before the one that hangs, which are compared
-MOST = 16  # lines of a kind
+LEAST = 1.0  # seconds; shorter calls of C are not reported
+PASSED = 32  # collectives that are compared before the one that hangs
+MOST = 16  # lines of one kind in a verdict
 
 
 @dataclass
 class Verdict:
-    """Who is to blame for a hang.
+    """The ranks to blame for a hang, and a description.
 
     Attributes
     ----------
     culprits : list of int
-        The ranks (of MPI.COMM_WORLD) that are to blame; empty where nobody waits.
+        The ranks to blame (in MPI.COMM_WORLD); empty if no rank waits.
     lines : list of str
-        The same in words, and who waits for them.
+        A description of the culprits, and of the ranks that wait for them.
     standstill : float
-        Where every rank is in a call of C, and in none that hpccomm knows: the seconds that all have been; otherwise 0.
+        The seconds for which every rank has been in a call of C that hpccomm does not know; otherwise 0.
     all_wait : float
-        Where every rank that has not ended waits for others in a call: the seconds that all have; otherwise 0.
+        The seconds for which every rank that has not ended has waited for others in a call; otherwise 0.
     has_threads : bool
-        Some rank of a standstill has threads beside its main thread, which may go on.
+        True if a rank of a standstill has threads besides its main thread, which may continue.
 
     Examples
     --------
@@ -70,7 +70,7 @@ class Verdict:
 
 @without_collector()
 def verdict(reports: Iterable[Mapping[str, Any]], size: int) -> Verdict:
-    """Return the ranks to blame, from the reports of the ranks (`report.state`) of a job of `size` ranks.
+    """Return the ranks to blame, from the reports (`report.state`) of a job of `size` ranks.
 
     Returns
     -------
@@ -94,7 +94,7 @@ def verdict(reports: Iterable[Mapping[str, Any]], size: int) -> Verdict:
 
 
 class _Awaited:
-    """The ranks that all who wait in one operation wait for."""
+    """The ranks that one operation's waiting ranks wait for."""
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self.ranks = ranks
@@ -103,14 +103,14 @@ class _Awaited:
         self._second = min((rank for rank in ranks if rank != self._first), default=None)
 
     def first(self, without: int) -> int | None:
-        """Return the lowest rank but one; None if there is none."""
+        """Return the lowest rank other than `without`; None if there is none."""
         return self._second if without == self._first else self._first
 
 
 class _Search:
-    """The search for culprits: one kind after the other, from the surest to the least sure.
+    """The search for culprits: one kind after the other, the most certain kind first.
 
-    There may be thousands of ranks, so each look-up of an operation in all ranks goes by a table.
+    There may be thousands of ranks, so operations are looked up in tables.
     """
 
     def __init__(self, ranks: list[Reported], groups: Mapping[str, Sequence[int]]) -> None:
@@ -129,7 +129,7 @@ class _Search:
 
     @cached_property
     def _own(self) -> dict[tuple[str, int], dict[int, Record]]:
-        """The collective of each rank that waits in one with a number, by group and number."""
+        """Each waiting rank's numbered collectives, by group and number."""
         found: dict[tuple[str, int], dict[int, Record]] = defaultdict(dict)
         for each in self._ranks:
             for key, record in each.collectives.items():
@@ -138,7 +138,7 @@ class _Search:
 
     @cached_property
     def _states(self) -> dict[int, set[str]]:
-        """The states of processes, by rank, which the ranks of their nodes have seen."""
+        """The states of each rank's process, as seen by ranks of its node."""
         sides = ((each.rank, repr(each.report["neighbours"])) for each in self._ranks if each.report)
         found: dict[int, set[str]] = defaultdict(set)
         for rank, *_ in ranks_by_value(sides).values():
@@ -168,7 +168,7 @@ class _Search:
             found = search(hanging)
             if found.culprits:
                 found.lines += _abridged(self._other_tags())
-                if search not in (self._differing, self._differing_earlier):  # what went before may be why
+                if search not in (self._differing, self._differing_earlier):  # an earlier difference may be the cause
                     found.lines += self._differing_earlier(hanging).lines
                 if all(record.is_awaited for each in waiting for record, _ in each.waits):
                     found.lines += _abridged(self._tasks(without=set(found.culprits)))
@@ -176,10 +176,10 @@ class _Search:
         words = (f"{ranks_in_words([each.rank])} {wait_in_words(*each.waits[0])}" for each in waiting)
         return Verdict(lines=_abridged(words))
 
-    # -- who waits for whom ------------------------------------------------------------------------------
+    # -- waits between ranks -----------------------------------------------------------------------------
 
     def _waits_for(self, each: Reported, polls: bool = False) -> list[tuple[Record, _Awaited]]:
-        """Return the operations that a rank waits in (or `polls`), and the ranks it waits for, maybe with itself."""
+        """Return a rank's waits (or its polls, if `polls`), each with the awaited ranks, perhaps with itself."""
         records = [record for record, _ in each.waits] or (each.polls if polls else [])
         return [(record, self._awaited_in(record)) for record in records]
 
@@ -198,17 +198,17 @@ class _Search:
         return found
 
     def _following(self, rank: int) -> int | None:
-        """Return the first rank that a rank waits for."""
+        """Return the lowest rank that a rank waits for."""
         firsts = (awaited.first(without=rank) for _, awaited in self._waits_for(self._ranks[rank]))
         return min((first for first in firsts if first is not None), default=None)
 
     def _edge(self, rank: int, other: int) -> Record:
-        """Return the operation in which a rank waits for another."""
+        """Return the operation in which `rank` waits for `other`."""
         waits = self._waits_for(self._ranks[rank])
         return next(record for record, awaited in reversed(waits) if other in awaited.all)
 
     def _is_in_or_beyond(self, each: Reported, record: Record) -> bool:
-        """Whether a rank is in an operation, or has completed it, as a root may while others still wait."""
+        """Return whether a rank is in an operation or has completed it: a root may complete it before others."""
         if each.is_in(record):
             return True
         if each.report is None or each.own(record) is not None:
@@ -219,19 +219,19 @@ class _Search:
     # -- kinds of culprits ---------------------------------------------------------------------------------
 
     def _absent(self, waiting: list[Reported]) -> Verdict:
-        """Find ranks that wait for nobody; of those that poll, who waits for them may be to blame itself."""
+        """Find ranks that wait for no rank; ranks that poll count only if there are no others."""
         found = self._behind(waiting, polls=True)
         return found if found.culprits or not any(each.polls for each in self._ranks) else self._behind(waiting)
 
     def _behind(self, waiting: list[Reported], polls: bool = False) -> Verdict:
         missed: dict[int, dict[tuple[Any, ...], Record]] = {}
         pending, seen, looked_at = list(waiting), {each.rank for each in waiting}, set()
-        noted: Counter[_Awaited] = Counter()  # operations in which these ranks are waited for
+        noted: Counter[_Awaited] = Counter()  # number of operations in which these ranks are awaited
         for each in pending:
             waits = self._waits_for(each, polls)
             kind = tuple((key_of_operation(record), id(awaited)) for record, awaited in waits)
             if kind in looked_at:
-                continue  # another rank waits in the same, for the same ranks
+                continue  # another rank has the same waits
             looked_at.add(kind)
             last: dict[int, Record] = {}
             for record, awaited in waits:
@@ -240,7 +240,7 @@ class _Search:
                     last.update(dict.fromkeys(awaited.ranks, record))
             for rank, record in last.items():
                 if self._is_spare(rank):
-                    continue  # it has been in the call that makes the world, as far as it has to be
+                    continue  # it has done its part of the call that makes the world
                 if not self._ranks[rank].waits and not (polls and self._ranks[rank].polls):
                     missed.setdefault(rank, {}).setdefault(key_of_operation(record), record)
                 elif rank not in seen:
@@ -262,9 +262,9 @@ class _Search:
         return found
 
     def _differing(self, waiting: list[Reported]) -> Verdict:
-        """Find ranks that call something else under one number, also those that have not waited for long.
+        """Find ranks whose calls differ under one number, including ranks that have not waited for long.
 
-        Ranks that are in a large operation come late to a small one.
+        A rank that has a large operation may arrive late at a small one.
         """
         for record in _collectives(waiting):
             records = self._own[record.group, record.number]
@@ -280,7 +280,7 @@ class _Search:
         different = sides(records)
         shown = "; ".join(self._called(side, records) for side in reversed(different))
         earlier = ranks_by_value((rank, self._ranks[rank].calls_before(record)) for rank in records)
-        if len(earlier) > 1:  # the fault is older than the operation
+        if len(earlier) > 1:  # the error is older than the operation
             different = sorted(earlier.values(), key=len)
             others = ", ".join(f"{ranks_in_words(side)} {calls}" for calls, side in earlier.items())
             shown = f"{shown}; before it have called: {others}"
@@ -296,7 +296,7 @@ class _Search:
         return f"{ranks_in_words(side)} {by_number(side, 'calls', 'call')} {record.in_detail()} at {places}"
 
     def _differing_earlier(self, waiting: list[Reported]) -> Verdict:
-        """Find ranks whose collectives were others than those of the rest, although all ranks completed theirs."""
+        """Find ranks whose earlier collectives differ from the others', although all ranks completed theirs."""
         for record in _collectives(waiting):
             members = [self._ranks[rank] for rank in self._groups.get(record.group, ())]
             alike = ranks_by_value((each.rank, each.history(record)) for each in members).values()
@@ -307,7 +307,7 @@ class _Search:
         return Verdict()
 
     def _collective_of(self, ranks: Iterable[int], record: Record, number: int) -> dict[int, Record]:
-        """Return the collective with that number in the group of `record`, of each of the ranks where it is known."""
+        """Return each rank's collective `number` in the group of `record`, for ranks where it is known."""
         records = {}
         for rank in ranks:
             each = self._ranks[rank]
@@ -318,7 +318,7 @@ class _Search:
         return known if any(own.name.removesuffix(START) in MAY_BE_SMALL for own in known.values()) else records
 
     def _wrong_sizes(self, record: Record, records: Mapping[int, Record]) -> Verdict:
-        """Compare the sizes that each rank sends to each other with those that the other expects."""
+        """Compare the sizes that each rank sends to each other rank with the sizes that the other rank expects."""
         members = self._groups[record.group]
         sizes = [records[rank].sizes for rank in members]
         places = [records[rank].where for rank in members]
@@ -326,7 +326,7 @@ class _Search:
         return Verdict(ranks, [f"the ranks differ in {_title(record)}: {words}"] if ranks else [])
 
     def _waiting_for_each_other(self, waiting: list[Reported]) -> Verdict:
-        ended: set[int] = set()  # the ranks from which no path leads into a circle
+        ended: set[int] = set()  # ranks from which no path leads into a circle
         for start in waiting:
             path: dict[int, None] = {}
             rank: int | None = start.rank
@@ -342,7 +342,7 @@ class _Search:
         return Verdict()
 
     def _smaller_side(self, circle: list[int]) -> Verdict | None:
-        """Return a verdict on the smaller side, where many ranks are in one collective and few in another."""
+        """Return a verdict on the smaller side if many ranks are in one collective and few are in another."""
         if len(circle) != 2:
             return None
         records = [self._edge(*circle), self._edge(*reversed(circle))]
@@ -357,7 +357,7 @@ class _Search:
         return Verdict(ranks, [line])
 
     def _ahead(self, waiting: list[Reported]) -> Verdict:
-        """Find ranks in a later operation than others of the group: they have caught an error, or hold a result."""
+        """Find ranks in a later operation than others of their group: they caught an error, or finished early."""
         latest: dict[str, int] = {}
         for group, number in self._own:
             latest[group] = max(number, latest.get(group, 0))
@@ -372,7 +372,7 @@ class _Search:
         return Verdict()
 
     def _making_no_progress(self, waiting: list[Reported]) -> Verdict:
-        """Find ranks that compute with an asynchronous operation in flight: MPI makes progress in its calls only."""
+        """Find ranks that compute with an asynchronous operation in flight: MPI progresses only inside its calls."""
         found = Verdict()
         begun: dict[tuple[Any, ...], list[int]] = defaultdict(list)
         for other in self._ranks:
@@ -397,7 +397,7 @@ class _Search:
         return found
 
     def _other_tags(self) -> Iterator[str]:
-        """Yield a line for each receive of a tag from a rank that has sent messages under other tags only."""
+        """Yield a line for each receive whose possible senders have sent messages only under other tags."""
         sent: dict[tuple[str, int], dict[int, list[str]]] = {}  # tags, by group, receiver and sender
         receives = [
             (each, record, tag_in_words(record.name, record.tag))
@@ -421,7 +421,7 @@ class _Search:
                 yield f"rank {each.rank} waits for a message with tag {tag}; {'; '.join(said)}"
 
     def _made_differently(self, circle: list[int]) -> Iterator[str]:
-        """Yield a line for each group that ranks of a circle have not made at the same place of the program."""
+        """Yield a line for each group that the circle's ranks made at different lines of the program."""
         waits = [wait for rank in circle for wait in self._waits_for(self._ranks[rank])]
         groups = {record.group: record for record, awaited in waits if awaited.ranks}
         for record in groups.values() if len(groups) > 1 else ():
@@ -442,15 +442,15 @@ class _Search:
         return found
 
     def _standing(self) -> Verdict:
-        """Find out whether every rank is in a call of C that has not ended, as in a library that calls MPI itself."""
+        """Return a standstill if every rank has been in one call of C, as in a library that calls MPI itself."""
         places = {
             each.rank: each.report["program"] for each in self._ranks if each.report and each.report.get("stands")
         }
         others = [each for each in self._ranks if each.rank not in places]
         if not places or any(each.report and not each.report.get("left") for each in others) or any(self._tasks()):
-            return Verdict()  # there is one that may move, or whose task may take its time
+            return Verdict()  # some rank may continue, or is in a task that may take long
         if others and len(places) == 1 and all(each.report for each in others):
-            return Verdict()  # those at their end wait for one that may compute
+            return Verdict()  # ranks at their end wait for one rank, which may be computing
         seconds = min(each.report["stands"] for each in self._ranks if each.report and each.rank in places)
         if seconds < LEAST:
             return Verdict()
@@ -470,7 +470,7 @@ class _Search:
         return found
 
     def _not_at_the_end(self) -> Verdict:
-        """Find the ranks for which others wait at the end of their programs."""
+        """Find the ranks that others wait for at the end of their programs."""
         at_the_end = [each.rank for each in self._ranks if each.report and each.report.get("left")]
         others = [each for each in self._ranks if each.rank not in at_the_end and not self._is_spare(each.rank)]
         if not at_the_end or any(each.report and each.report.get("ended") for each in others):
@@ -482,7 +482,7 @@ class _Search:
         return found
 
     def all_wait(self) -> float:
-        """Return the seconds for which every rank that has not ended has waited in a call; 0 where one may move."""
+        """Return the seconds for which every rank that has not ended has waited in a call; 0 if one may continue."""
         waited = []
         for each in self._ranks:
             if (each.report is None and self._has_ended(each.rank)) or (each.report and each.report.get("left")):
@@ -498,7 +498,7 @@ class _Search:
     # -- words -----------------------------------------------------------------------------------------------
 
     def _activity(self, rank: int) -> str:
-        """Return the state of a rank that waits for nobody, in words."""
+        """Describe the state of a rank that waits for no rank."""
         meanings = {
             "dead": "its process is gone",
             "stopped": "its process is stopped (SIGSTOP, or a debugger)",
@@ -545,7 +545,7 @@ class _Search:
 
 
 def _longest_of(waiting: list[Reported]) -> list[Reported]:
-    """Return the ranks that wait for longest in operations; if none does, those that wait for tasks, maybe for days."""
+    """Return the ranks with the longest waits in operations; if there are none, the ranks that wait for tasks."""
     waits = [(each, wait) for each in waiting for wait in each.waits]
     waits = [(each, wait) for each, wait in waits if not wait.record.is_awaited] or waits
     longest = max(wait.seconds for _, wait in waits)
@@ -554,7 +554,7 @@ def _longest_of(waiting: list[Reported]) -> list[Reported]:
 
 
 def _collectives(waiting: list[Reported]) -> list[Record]:
-    """Return the first of the records of each collective that ranks wait in."""
+    """Return one record of each collective that ranks wait in."""
     found: dict[tuple[str, int], Record] = {}
     for each in waiting:
         for key, record in each.collectives.items():
@@ -563,7 +563,7 @@ def _collectives(waiting: list[Reported]) -> list[Record]:
 
 
 def _abridged(lines: Iterable[str]) -> list[str]:
-    """Return the first of some lines of a kind, and how many more there are."""
+    """Return the first `MOST` lines, and the number of other lines."""
     found = list(lines)
     more = len(found) - MOST
     return (

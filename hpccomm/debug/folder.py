@@ -1,7 +1,7 @@
-"""The folder in which the ranks of one run leave files for each other: no other run and no other user writes there.
+"""The folder in which the ranks of a run exchange files; no other run and no other user writes there.
 
-Each run has one of its own, ``HPCCOMM_DEBUG_DIR/run-...``. Where a rank can't make it, there is one in the directory
-for temporary files, and all ranks look into both.
+Each run has its own, ``HPCCOMM_DEBUG_DIR/run-...``. A rank that can't create it uses one in the directory for
+temporary files; all ranks look into both.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-LONGEST = 1 << 28  # bytes of a file that is read
+LONGEST = 1 << 28  # bytes; larger files are not read
 
 
 class Folder:
@@ -23,17 +23,17 @@ class Folder:
     def __init__(self, path: str | Path) -> None:
         path = Path(path)
         fallback = Path(tempfile.gettempdir()) / f"{path.parent.name or 'hpccomm-debug'}-{os.geteuid()}"
-        self.places = [path, fallback / path.name]  # that it may have; this process writes to the first
+        self.places = [path, fallback / path.name]  # possible paths; this process writes to the first
         self._fallback = fallback
 
     def put(self, name: str, text: str) -> Path:
-        """Replace the file of that name by one with this text, which nobody sees half written, and return it."""
+        """Write a file atomically, replacing an older one, and return its path."""
         with self._opened() as folder:
             _replace(folder, name, text)
         return self.places[0] / name
 
     def create(self, name: str) -> bool:
-        """Create an empty file; return whether there was none of that name."""
+        """Create an empty file; return False if the name exists already."""
         with self._opened() as folder:
             try:
                 os.close(_new(folder, name))
@@ -42,7 +42,7 @@ class Folder:
         return True
 
     def now(self) -> float:
-        """Return the time by the clock of the file server, which may be another one than this node's."""
+        """Return the time of the file server's clock, which may differ from this node's."""
         with self._opened() as folder:
             name = f".now.{secrets.token_hex(4)}"
             os.close(_new(folder, name))
@@ -52,11 +52,11 @@ class Folder:
                 os.unlink(name, dir_fd=folder)
 
     def text(self, name: str) -> str:
-        """Return the text of the file of that name, "" without one."""
+        """Return the text of a file; "" if there is none."""
         return next(filter(None, (read_text(place / name) for place in self.places)), "")
 
     def files(self, pattern: str) -> list[Path]:
-        """Return the files whose names match, wherever ranks have left them."""
+        """Return the files whose names match, from all places."""
         return [file for place in self.places for file in sorted(place.glob(pattern))]
 
     @contextlib.contextmanager
@@ -78,9 +78,9 @@ class Folder:
 
 
 def own(path: Path) -> int:
-    """Return a descriptor of a folder that only this user can write into; it is made if there is none.
+    """Return a descriptor of a folder that only this user can write into; create a missing folder.
 
-    OSError where there can't be one: questions in a stranger's folder would be obeyed.
+    Raise OSError if that is impossible: ranks would obey questions in another user's folder.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
@@ -94,7 +94,7 @@ def own(path: Path) -> int:
 
 
 def put(folder: Path, name: str, text: str) -> Path:
-    """Replace a file as `Folder.put` does, in a folder that may be anybody's."""
+    """Replace a file like `Folder.put`, in a folder of any owner."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         _replace(opened, name, text)
@@ -104,12 +104,12 @@ def put(folder: Path, name: str, text: str) -> Path:
 
 
 def _new(folder: int, name: str) -> int:
-    """Return a descriptor of a new file, through no link."""
+    """Create a new file without following links, and return its descriptor."""
     return os.open(name, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY, 0o600, dir_fd=folder)
 
 
 def _replace(folder: int, name: str, text: str) -> None:
-    """Write the file under a name that nobody could know; then give it its name."""
+    """Write the file under an unpredictable name, then rename it."""
     part = f".{name}.{secrets.token_hex(8)}"
     file = _new(folder, part)
     try:
@@ -123,7 +123,7 @@ def _replace(folder: int, name: str, text: str) -> None:
 
 
 def read_text(file: Path, is_an_order: bool = False) -> str:
-    """Return the text of a regular file, "" for a link or none; an order has to be from this user or root."""
+    """Return the text of a regular file, "" for a link or no file; an order must be from this user or root."""
     with contextlib.suppress(OSError):
         opened = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(opened, encoding="utf-8", errors="replace") as text:
@@ -135,7 +135,7 @@ def read_text(file: Path, is_an_order: bool = False) -> str:
 
 
 def runs(folder: Path, pattern: str) -> list[Path]:
-    """Return the folders of runs with files of that pattern, the newest last: this one, or those in it."""
+    """Return the run folders with files of a pattern, the newest last: `folder` itself, or those in it."""
     found: dict[Path, float] = {}
     for file in (*folder.glob(pattern), *folder.glob(f"run-*/{pattern}")):
         with contextlib.suppress(OSError):

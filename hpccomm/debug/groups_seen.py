@@ -1,4 +1,4 @@
-"""The table of the groups of this process: the key and the ranks of each, and hooks on all of them."""
+"""The table of this process's groups: their keys, their ranks, and hooks on all of them."""
 
 from __future__ import annotations
 
@@ -26,38 +26,38 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 class _Seen:
     def __init__(self, ranks: tuple[int, ...], edition: int) -> None:
-        self.ranks = ranks  # of its members, in MPI.COMM_WORLD
-        self.edition = edition  # which of the groups of these ranks it is
-        self.hooks: dict[object, Hook] = {}  # not their handles, which keep groups
+        self.ranks = ranks  # the members' ranks in MPI.COMM_WORLD
+        self.edition = edition  # counts the groups of these ranks
+        self.hooks: dict[object, Hook] = {}  # handles would keep groups alive
         self.made_at = _line_outside()
 
     @cached_property
     def key(self) -> str:
-        """Return a name of the group, which is the same on every rank."""
+        """Return the group's key, which is the same on every rank."""
         return key_from(self.ranks, self.edition)
 
 
 def key_from(*facts: object) -> str:
-    """Return a short name of facts that are the same on every rank."""
-    from hashlib import blake2b  # not at the start of a program; the watchdog imports it
+    """Return a short hash of facts that are the same on every rank."""
+    from hashlib import blake2b  # not needed when a program starts; the watchdog imports it
 
     return blake2b(" ".join(map(str, facts)).encode(), digest_size=6).hexdigest()
 
 
 _seen: weakref.WeakKeyDictionary[ProcessGroup, _Seen] = weakref.WeakKeyDictionary()
-_made: Counter[int] = Counter()  # groups of the same ranks, by the hash of these: the ranks go with the group
+_made: Counter[int] = Counter()  # groups of the same ranks, by hash: the tuples themselves may be freed
 _everywhere: dict[object, Callable[[ProcessGroup], Hook]] = {}
 
 
 def add(group: ProcessGroup) -> None:
-    """Take a new group into the table; called by every rank of it."""
+    """Add a new group to the table; collective."""
     ranks = _process_ranks(group)
     _made[hash(ranks)] += 1
     _seen[group] = _Seen(ranks, _made[hash(ranks)])
 
 
 def _line_outside() -> str:
-    """Return the line that has called hpccomm, ``"train.py:7"``."""
+    """Return the line that called hpccomm, ``"train.py:7"``."""
     frame = sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.f_back
@@ -65,17 +65,17 @@ def _line_outside() -> str:
 
 
 def made_at(group: ProcessGroup) -> str:
-    """Return the line at which a group has been made, "" if it is not known."""
+    """Return the line that made a group; "" if it is not known."""
     return _seen[group].made_at if group in _seen else ""
 
 
 def groups() -> list[ProcessGroup]:
-    """Return the groups of this process; any thread may ask."""
+    """Return the groups of this process; thread-safe."""
     return _snapshot(_seen)
 
 
 def works_in_flight() -> list[Work | PersistentWork]:
-    """Return the Works of all groups that have not ended; any thread may ask."""
+    """Return the Works of all groups that have not completed; thread-safe."""
     works: list[Work | PersistentWork] = []
     for group in groups():
         works += [
@@ -91,24 +91,24 @@ def _snapshot(things: Iterable[Thing]) -> list[Thing]:
     while True:
         try:
             return list(things)
-        except RuntimeError:  # another thread has just changed them
+        except RuntimeError:  # another thread has changed it
             continue
 
 
 def key_of(group: ProcessGroup) -> str:
-    """Return a key that is the same on every rank of a group; it counts the groups of the same members."""
+    """Return a key that is the same on every rank of a group; groups of the same members have different keys."""
     seen = _seen.get(group)
     return f"{group.name}:{'-'.join(map(str, group.ranks[:8]))}" if seen is None else seen.key
 
 
 def ranks_of(group: ProcessGroup) -> tuple[int, ...]:
-    """Return the ranks of a group's members in MPI.COMM_WORLD, which name a process throughout its job."""
+    """Return the ranks of a group's members in MPI.COMM_WORLD, which identify processes throughout the job."""
     seen = _seen.get(group)
     return group.ranks if seen is None else seen.ranks
 
 
 def everywhere(hook_of: Callable[[ProcessGroup], Hook]) -> RemovableHandle:
-    """Register the hook that ``hook_of(group)`` returns on every group, also on those that are made later."""
+    """Register the hook ``hook_of(group)`` on every group, including groups made later."""
     from ..core.hooks import RemovableHandle
 
     key = object()
@@ -127,7 +127,7 @@ def everywhere(hook_of: Callable[[ProcessGroup], Hook]) -> RemovableHandle:
 
 
 def register_on(group: ProcessGroup) -> None:
-    """Register on a new group the hooks that are on every group."""
+    """Register on a new group the hooks of `everywhere`."""
     for key in _everywhere:
         _register(group, key)
 

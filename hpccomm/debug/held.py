@@ -1,7 +1,7 @@
-"""What the threads know, and write, that speak for this process while a call of C holds the GIL (`native/gil_held.h`).
+"""The interface to the threads that answer while a call of C holds the GIL (`native/gil_held.h`).
 
-No thread of Python's runs then, nor the watchdog's. Without the compiled extension there are no such threads, and other
-ranks get no answer.
+Python's threads do not run then, and neither does the watchdog. Without the compiled extension there are no such
+threads, and other ranks get no answer.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from ..native import gil_held
 from .groups_seen import groups, key_of
 
 VERSION = 2  # of reports
-SUFFIX = ".held"  # of a report that such a thread has written
+SUFFIX = ".held"  # suffix of a report by such a thread
 
 
 def answer_in(places: Sequence[Path]) -> None:
-    """Answer in these two folders from now on."""
+    """Make the threads answer in these two folders from now on."""
     if gil_held is not None:
         first, second = (os.path.abspath(place) for place in places)
         gil_held.answer_in(first, second)
 
 
 def know(token: str) -> None:
-    """Tell the threads of a question to which there is an answer."""
+    """Make the threads ignore a question that has been answered."""
     if gil_held is not None:
         gil_held.know(token)
 
 
 def identify_groups() -> None:
-    """Tell the threads the names of the groups among all ranks."""
+    """Give the threads the keys of this process's groups."""
     if gil_held is not None:
         for group in groups():
             group.dispatcher.notes.identify(key_of(group))
 
 
 def report(text: str) -> dict[str, Any]:
-    """Return what one of the threads has written, as a report like those of `report.Reporter`."""
+    """Convert a report by one of the threads to the form of `report.Reporter`."""
     head, _, stacks = text.partition("stacks\n")
     facts: dict[str, list[str]] = {}
     for line in head.splitlines():

@@ -17,25 +17,25 @@ from .groups_seen import everywhere
 from .records import arrays_in, record_of_operation
 from .sources import SOURCES
 
-BLUE = 0xFF0072B2  # of ranges
+BLUE = 0xFF0072B2  # the colour of ranges
 LOGGER = logging.getLogger("hpccomm.operations")
 
 
 def register_hook(hook: Hook) -> RemovableHandle:
-    """Register a hook on every group of this rank, also on those that are made later.
+    """Register a hook on every group of this rank, including groups made later.
 
-    Under ``hpccomm run`` it sees the calls of mpi4py's communicators, too: their `group` is the communicator, and the
-    end of a non-blocking one is that of the call that begins it.
+    Under ``hpccomm run``, the hook also sees the calls of mpi4py's communicators. Their `group` is the communicator; a
+    non-blocking operation ends for the hook when the call that begins it returns.
 
     Parameters
     ----------
     hook : object
-        With the methods `begin` and `end` of :class:`hpccomm.Hook`.
+        An object with the methods `begin` and `end` of :class:`hpccomm.Hook`.
 
     Returns
     -------
     RemovableHandle
-        Its ``remove()``, or the end of a ``with`` block, takes the hook away again.
+        Its ``remove()``, or the end of a ``with`` block, removes the hook.
 
     Examples
     --------
@@ -65,16 +65,16 @@ def register_hook(hook: Hook) -> RemovableHandle:
 
 
 def check_numerics(action: str = "raise") -> RemovableHandle:
-    """Check the arrays that are sent and received in every operation of this rank for NaN and infinity.
+    """Check the arrays that every operation of this rank sends and receives for NaN and infinity.
 
-    Every array is read, before and after: this is for debugging, not for every day. Arrays of a GPU make the host wait
-    for it.
+    Every array is read before and after its operation, so use it for debugging only. With arrays on a GPU, the host
+    waits for the GPU.
 
     Parameters
     ----------
     action : str
-        ``"raise"``: DistError. It is raised before anything is sent where an input is bad, on this rank only: the
-        others then wait for it, until its exception ends the job. ``"warn"``: RuntimeWarning, and the program goes on.
+        ``"raise"``: raise DistError. For a bad input it is raised before anything is sent, on this rank only; the
+        other ranks wait until the exception ends the job. ``"warn"``: issue a RuntimeWarning, and continue.
 
     Returns
     -------
@@ -83,12 +83,12 @@ def check_numerics(action: str = "raise") -> RemovableHandle:
     Raises
     ------
     ValueError
-        `action` is something else.
+        `action` has another value.
 
     Notes
     -----
-    The results of an asynchronous operation are checked in the thread that notices its end. An exception would reach
-    nobody there, so it is logged, to the logger ``"hpccomm"``.
+    The thread that notices an asynchronous operation's completion checks its results. It has no caller to raise an
+    exception to, so it logs the error to the logger ``"hpccomm"``.
 
     Examples
     --------
@@ -113,11 +113,11 @@ class _CheckNumerics:
         is_root = operation.peer == operation.group.rank
         name = operation.name.lower()
         if not re.match("i?recv", name) and (is_root or not re.match("broadcast|i?bcast", name)):
-            is_in_place = type(operation.arguments.get("sendbuf")).__name__ == "InPlaceType"  # of mpi4py
+            is_in_place = type(operation.arguments.get("sendbuf")).__name__ == "InPlaceType"  # mpi4py's
             self._look(operation, "before", OUTPUTS - {"recvbuf"} if is_in_place else OUTPUTS)
 
     def end(self, operation: Operation) -> None:
-        if operation.error is None and not (operation.described and operation.async_op):  # then it is not there yet
+        if operation.error is None and not (operation.described and operation.async_op):  # else it has no result yet
             self._look(operation, "after", INPUTS)
 
     def _look(self, operation: Operation, when: str, not_at: set[str]) -> None:
@@ -133,14 +133,14 @@ class _CheckNumerics:
 
 
 OUTPUTS = {"output", "outputs", "output_lists", "calls", "recvbuf"}  # not checked before the operation
-INPUTS = {"inputs", "sendbuf"}  # not checked after it: it does not change them
+INPUTS = {"inputs", "sendbuf"}  # not checked after the operation, which does not change them
 
 
 def first_bad(array: Any) -> str | None:
-    """Return the first value of an array that is not finite and its index, in words; None if there is none."""
+    """Return an array's first value that is not finite, with its index, as text; None if all are finite."""
     if array.dtype.kind not in "fc" and array.dtype.name != "bfloat16":
         return None
-    bad = ~np.isfinite(array)  # of CuPy's arrays, too
+    bad = ~np.isfinite(array)  # also for CuPy's arrays
     count = int(bad.sum())
     if not count:
         return None
@@ -152,15 +152,15 @@ def first_bad(array: Any) -> str | None:
 
 
 def log_operations(logger: logging.Logger | str | None = None, level: int = logging.INFO) -> RemovableHandle:
-    """Log a line for every operation of this rank, when it has ended.
+    """Log a line for every operation of this rank when it completes.
 
     Parameters
     ----------
     logger : logging.Logger or str, optional
-        Or the name of a file, to which lines are added; ``{rank}`` in it becomes the rank in the first group that has
-        an operation. Default: the logger ``"hpccomm.operations"``.
+        Or the name of a file, to which lines are appended; ``{rank}`` in it becomes this rank in the operation's
+        group. Default: the logger ``"hpccomm.operations"``.
     level : int
-        Of the lines.
+        The level of the lines.
 
     Returns
     -------
@@ -208,9 +208,9 @@ class _Log:
 
 
 def nvtx_ranges() -> RemovableHandle:
-    """Mark every operation of this rank as a range for NVIDIA's profilers (NVTX), by CuPy or the package nvtx.
+    """Mark every operation of this rank as a range for NVIDIA's profilers (NVTX), with CuPy or the package nvtx.
 
-    A range goes from the beginning of an operation to where its end is noticed.
+    A range begins with its operation, and ends when the operation's completion is noticed.
 
     Returns
     -------
@@ -219,7 +219,7 @@ def nvtx_ranges() -> RemovableHandle:
     Raises
     ------
     ImportError
-        Neither is installed.
+        Neither package is installed.
 
     Examples
     --------
@@ -248,7 +248,7 @@ class _Ranges:
 
 
 def _nvtx() -> tuple[Any, Any]:
-    """Return the functions that start and end a range, which may end in another thread than it began."""
+    """Return functions that start and end a range; another thread may end it."""
     with contextlib.suppress(ImportError):
         nvtx = importlib.import_module("nvtx")
         return nvtx.start_range, nvtx.end_range

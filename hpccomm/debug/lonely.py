@@ -1,4 +1,4 @@
-"""What a job of one rank can wait for in vain: itself."""
+"""Find waits in a job of one rank that can never end, because only the rank itself could end them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from .groups_seen import works_in_flight
 from .watchdog import in_flight
 from .words import duration
 
-LONELY = 3.0  # seconds that it waits before it is told so
+LONELY = 3.0  # seconds until a wait is reported
 
 
 class Lonely:
-    """What a job of one rank waits in: messages that it sends to itself, and does not receive, or the reverse."""
+    """The waits of a one-rank job: messages to itself that it does not receive, or the reverse."""
 
     def __init__(self) -> None:
         self._first: dict[Any, float] = {}
         self._reported: set[Any] = set()
 
     def look(self, now: float) -> None:
-        """Tell of messages that have been waited for for some seconds, each once."""
+        """Report each message that has waited for some seconds, once."""
         waits = in_flight()
-        if any(call.record.name == "destroy" for call in waits):  # for all that is in flight
+        if any(call.record.name == "destroy" for call in waits):  # it waits for all operations in flight
             waits += [stacks.polled_call(work, stacks.line_in_program()) for work in works_in_flight()]
         calls = {call.key: call for call in waits if call.record.is_a_message}
         self._first = {key: self._first.get(key, now) for key in calls}

@@ -1,7 +1,7 @@
-"""The mailbox of a watchdog: a socket by which the ranks of its node, and ``hpccomm debug --pid``, reach it.
+"""A watchdog's mailbox: a socket through which ranks of its node, and ``hpccomm debug --pid``, reach it.
 
-A signal would be the program's own at times, and would end a process that does not expect it. Only Linux has such
-sockets; elsewhere, and between containers with networks of their own, each rank looks into the folder by itself.
+A signal could be one that the program uses, and would end a process that does not expect it. Only Linux has such
+sockets. Elsewhere, and between containers with separate networks, each rank polls the folder.
 """
 
 from __future__ import annotations
@@ -14,48 +14,48 @@ import struct
 from pathlib import Path
 
 LOOK, ASK = b"look", b"ask"
-CREDENTIALS = struct.Struct("3i")  # process, (real) user, group: the kernel vouches for them
-LONGEST = 1 << 13  # bytes of a datagram
-MANY = 1000  # datagrams of other users in a second
-CLOSED_FOR = 60.0  # seconds after so many
+CREDENTIALS = struct.Struct("3i")  # process, (real) user, group: verified by the kernel
+LONGEST = 1 << 13  # bytes of the longest datagram
+MANY = 1000  # datagrams of other users in a second, which close the mailbox
+CLOSED_FOR = 60.0  # seconds for which they close it
 
 
 class Mailbox:
     """The mailbox of this process; closed until `open`."""
 
     def __init__(self) -> None:
-        self.is_open = False  # nor while another user could keep the watchdog busy
-        self.stranger: int | None = None  # a user whose datagrams have closed it
-        self.was_woken = False  # whether `askers` has found a datagram since this was last reset
+        self.is_open = False  # False while another user floods the mailbox
+        self.stranger: int | None = None  # the user whose datagrams closed the mailbox
+        self.was_woken = False  # True if `askers` has received a datagram since the last reset
         self._socket: socket.socket | None = None
-        self._second, self._strangers = 0.0, 0  # the datagrams of other users since then
+        self._second, self._strangers = 0.0, 0  # other users' datagrams since `_second`
 
     def open(self) -> None:
-        """Let others reach it, where the system has such sockets."""
+        """Open the socket if the system has such sockets."""
         with contextlib.suppress(OSError, AttributeError):
             self._socket = _bound(_address(os.getpid()))
             self._socket.setblocking(False)
             self.is_open = True
 
     def fileno(self) -> int:
-        """Return its file descriptor; -1 where there is none."""
+        """Return the socket's file descriptor; -1 without a socket."""
         return -1 if self._socket is None else self._socket.fileno()
 
     def close(self) -> None:
-        """Close the socket: nobody reaches it any more."""
+        """Close the socket."""
         if self._socket is not None:
             self._socket.close()
             self._socket, self.is_open = None, False
 
     def askers(self, now: float) -> list[bytes]:
-        """Return the addresses of those that have asked for reports in the datagrams that have come.
+        """Receive pending datagrams; return the addresses of those that ask for reports.
 
-        Those of other users are dropped; after many in a second it closes for a while.
+        Other users' datagrams are dropped; many in a second close the mailbox for a while.
         """
         found = []
         if now - self._second >= (1.0 if self.is_open else CLOSED_FOR):
             self._second, self._strangers, self.is_open = now, 0, self._socket is not None
-        with contextlib.suppress(OSError):  # there is nothing more
+        with contextlib.suppress(OSError):  # no more datagrams
             while self._socket is not None and self.is_open:
                 datagram, _, user, sender = _received(self._socket)
                 if user not in (os.getuid(), 0):
@@ -73,22 +73,22 @@ class Mailbox:
         self._send(json.dumps([os.fspath(folder), token]).encode(), asker)
 
     def wake(self, process: int) -> None:
-        """Ask another process of this node to look into the folder."""
+        """Make another process of this node look into the folder."""
         self._send(LOOK, _address(process))
 
     def _send(self, datagram: bytes, address: bytes | str) -> None:
-        with contextlib.suppress(OSError, AttributeError):  # the other has none, or is gone; there are no such sockets
+        with contextlib.suppress(OSError, AttributeError):  # no mailbox, no process, or no such sockets
             if self._socket is not None:
                 self._socket.sendto(datagram, socket.MSG_DONTWAIT, address)
                 return
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as own:  # in the first second of a program
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as own:  # in a program's first second
                 own.sendto(datagram, socket.MSG_DONTWAIT, address)
 
 
 def ask(process: int, patience: float) -> tuple[Path, str] | None:
-    """Have a process of this node ask all ranks of its job for reports; return their folder, and this question's token.
+    """Make a process of this node ask all ranks of its job for reports; return their folder and the question's token.
 
-    None if it is no rank that could; TimeoutError if it does not answer.
+    Return None if the process has no mailbox; raise TimeoutError if it does not answer.
     """
     user = os.stat(f"/proc/{process}").st_uid
     with _bound("") as own:
@@ -117,7 +117,7 @@ def _bound(address: str) -> socket.socket:
 
 
 def _received(own: socket.socket) -> tuple[bytes, int, int, bytes]:
-    """Return a datagram, the process and the user that have sent it, and the address of the sender."""
+    """Return a datagram, its sender's process and user, and its sender's address."""
     datagram, ancillary, _, sender = own.recvmsg(LONGEST, socket.CMSG_SPACE(CREDENTIALS.size))
     for level, kind, data in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):

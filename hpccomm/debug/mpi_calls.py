@@ -1,4 +1,4 @@
-"""The calls of MPI that ranks make together, by their names in mpi4py, and which operation of ours each is like."""
+"""The MPI calls that ranks make together, by their mpi4py names, each with the hpccomm operation that it is like."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..core.operation_list import OPERATIONS, START, TASK, OperationSpec
 
-LIKE = {  # of each, the blocking forms, from whose names those of the others are made
+LIKE = {  # blocking forms; the names of the other forms are derived from them
     "barrier": "Barrier",
     "broadcast": "Bcast",
     "gather": "Gather Gatherv",
@@ -46,17 +46,17 @@ STARTED_MESSAGES = {
     "recv": "Irecv irecv",
     "sendrecv": "Isendrecv Isendrecv_replace",
 }
-POLLS = ("Iprobe", "Improbe", "iprobe", "improbe")  # the ranks make none of these together
+POLLS = ("Iprobe", "Improbe", "iprobe", "improbe")  # no other rank takes part in these
 PERSISTENT_MESSAGES = {
     "send": "Send_init Ssend_init Bsend_init Rsend_init Psend_init",
     "recv": "Recv_init Precv_init",
 }
-MAKING = {  # what comes back is a communicator
+MAKING = {  # these return a communicator
     *("Dup", "Dup_with_info", "Clone", "Split", "Split_type", "Create", "Create_cart", "Create_graph"),
     *("Create_dist_graph", "Create_dist_graph_adjacent", "Create_intercomm", "Merge", "Sub", "Spawn"),
     *("Spawn_multiple", "Accept", "Connect", "Shrink"),
 }
-DUPLICATING = {"Idup", "Idup_with_info"}  # what comes back is a communicator, and a request
+DUPLICATING = {"Idup", "Idup_with_info"}  # these return a communicator and a request
 FREEING = {"Free", "Disconnect"}
 OTHERS = {*FREEING, "Agree"}
 
@@ -81,14 +81,14 @@ def _calls() -> Iterator[tuple[str, OperationSpec]]:
 
 
 CALLS: dict[str, OperationSpec] = dict(_calls())
-STARTS = {  # what comes back is a request
+STARTS = {  # these return a request
     *(_started(name) for names in LIKE.values() for name in names.split()),
     *(name for names in STARTED_MESSAGES.values() for name in names.split()),
 }
 
 
 def spec_of(name: str) -> OperationSpec | None:
-    """Return the facts of an operation of hpccomm, or of what a call of MPI is like; None if it is neither."""
+    """Return the spec of an hpccomm operation, or of the one that an MPI call is like; None for other names."""
     if name == TASK.name:
         return TASK
     if name in POLLS:

@@ -1,4 +1,4 @@
-"""Record: one operation in reports and recordings, described by text and numbers only."""
+"""Record: an operation in reports and recordings, made of text and numbers only."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .words import ranks_by_value, size_in_words
 if TYPE_CHECKING:
     from ..core.group import ProcessGroup
 
-_text = lru_cache(maxsize=64)(str)  # NumPy takes 4 us to say "float64"
-# Added to a reading of the clock it gives seconds since the epoch; the process may be held up between the two looks.
+_text = lru_cache(maxsize=64)(str)  # NumPy takes 4 us to format "float64"
+# Seconds since the epoch minus perf_counter(); the largest of five, as the process may pause between the two readings.
 EPOCH = max(time.time() - time.perf_counter() for _ in range(5))
 
 
@@ -39,34 +39,34 @@ class Record:
         The key of its group, which is the same on every rank (`key_of`).
     group_name : str
     dtype : str
-        Of its first array; ``""`` without one.
+        The dtype of its first array; ``""`` without one.
     count : int
-        Elements of all of its arrays, of a sparse exchange those that it sends; -1 where only the name and the dtype
+        The elements of all its arrays; in a sparse exchange, those that it sends. -1 if only the name and the dtype
         are known.
     nbytes : int
-        Their bytes.
+        The bytes of these elements.
     op : str
-        The reduction.
+        The name of the reduction.
     peer : int or None
         The root, destination or source: a rank of the group.
     tag : int or None
-        Of a message.
+        The tag of a message.
     async_op : bool
     begin : float
         Seconds since the epoch.
     end : float
-        Likewise; 0 while it is in flight.
+        Seconds since the epoch; 0 while it is in flight.
     state : str
         ``"in flight"``, ``"completed"`` or ``"failed"``.
     where : str
-        The line of the program that called it, ``"train.py:91"``; ``""`` where that is not known.
+        The program's line that called it, ``"train.py:91"``; ``""`` if it is not known.
     details : str
-        What else the ranks have to agree on: ``"ranks 0, 2"`` of a new group. Of a task: its call, ``"load(3)"``.
+        Further facts that ranks must agree on: ``"ranks 0, 2"`` of a new group. Of a task: its call, ``"load(3)"``.
     sizes : list of two lists of int, or None
-        Elements sent to each rank of the group, and expected of each, where these are arguments; of more than 64 ranks
-        sums, by which the ranks can be compared.
+        The elements sent to each rank of the group, and expected from each, if these are arguments; for more than
+        64 ranks, sums that can be compared.
     called : str
-        What the program has called, where this is only a step of it: ``"redistribute"``, before which the ranks gather
+        The program's call, if the operation is only a step of it: ``"redistribute"``, in which ranks first gather
         their boxes.
 
     Examples
@@ -101,22 +101,22 @@ class Record:
     called: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields, as they stand in a file."""
+        """Return the fields as in a file."""
         return asdict(self)
 
     @property
     def is_a_message(self) -> bool:
-        """Whether it is between two ranks; so is a task, which rank 0 has sent."""
+        """True for an operation between two ranks, including a task from rank 0."""
         spec = spec_of(self.name)
         return spec is not None and spec.is_a_message
 
     @property
     def is_awaited(self) -> bool:
-        """Whether it is a task as rank 0 has it, which waits for its result; its rank has the number."""
+        """True for rank 0's record of a task that it waits for; only the worker's record has a number."""
         return self.name == TASK.name and self.number == 0
 
     def in_detail(self) -> str:
-        """Return ``reduce (1048576 float32, SUM, root 0)``: what ranks have to agree on."""
+        """Return ``reduce (1048576 float32, SUM, root 0)``: the facts that ranks must agree on."""
         size = str(self.count) if self.count >= 0 else size_in_words(self.nbytes)
         details = [f"{size} {self.dtype}"] if self.dtype else []
         details += [self.op] if self.op else []
@@ -142,7 +142,7 @@ def describe(group: ProcessGroup, name: str, number: int, arguments: Mapping[str
 
 
 def record_of_operation(operation: Operation, **fields: Any) -> Record:
-    """Return the record of an operation that hooks see."""
+    """Return the record of an Operation, which hooks see."""
     arrays, peer = operation.arrays, operation.peer
     counts = list(map(count_of, arrays))
     op: Any = operation.op
@@ -164,36 +164,36 @@ def record_of_operation(operation: Operation, **fields: Any) -> Record:
 
 
 def details_of(operation: Operation) -> str:
-    """Return the `details` of its record."""
+    """Return the `details` of an operation's record."""
     arguments = operation.arguments
     if operation.name == TASK.name:
         return str(arguments["call"])
     of_some = arguments.get("use_local_synchronization") or arguments.get("comm") is not None
-    if of_some or "ranks" not in arguments:  # of a new group
+    if of_some or "ranks" not in arguments:  # not a new group that all ranks make
         return ""
     ranks = operation.group.ranks if arguments["ranks"] is None else list(arguments["ranks"])
     members = sorted(ranks) if arguments.get("sort_ranks") else ranks
-    return shortened(f"ranks {', '.join(map(str, members))}")  # as `new_group` tells the group
+    return shortened(f"ranks {', '.join(map(str, members))}")  # like the text of `new_group`
 
 
 def key_of_operation(record: Record) -> tuple[str, int, str]:
-    """Return the group, the number and the name: the same on all ranks of one operation."""
+    """Return group, number and name, which are the same on all ranks of an operation."""
     return record.group, record.number, record.name
 
 
 def arrays_in(value: Any) -> list[Any]:
-    """Return the arrays in an argument, those of lists one by one."""
+    """Return the arrays in an argument, including those in lists."""
     if isinstance(value, list | tuple):
         return [array for each in value for array in arrays_in(each)]
     return [value] if hasattr(value, "dtype") and hasattr(value, "shape") and hasattr(value, "argmax") else []
 
 
 def sides(records: Mapping[int, Record]) -> list[list[int]]:
-    """Return the ranks that agree with each other on one collective, the fewest first.
+    """Return the sets of ranks that agree on one collective, the smallest first.
 
-    Only facts that are known of all records are compared: a Work in flight knows neither its reduction nor its root.
-    Blocking and asynchronous calls match on GPUs, and not in MPI: they count as different if nothing else differs, and
-    some have not ended.
+    Only facts that all records have are compared: a Work in flight has neither its reduction nor its root. Blocking and
+    asynchronous calls match on GPUs, but not in MPI: they count as different only if nothing else differs and some have
+    not completed.
     """
     each = records.values()
     has_all = all(record.count >= 0 for record in each)
@@ -216,6 +216,6 @@ def sides(records: Mapping[int, Record]) -> list[list[int]]:
 
 
 def minority(sides: Sequence[Sequence[int]]) -> list[int]:
-    """Return the ranks of all sides but the largest, or of all if they are equally large; the largest comes last."""
+    """Return the ranks of all sides but the largest, which comes last; all ranks if the sides are equally large."""
     few = [side for side in sides if len(side) < len(sides[-1])] or sides
     return sorted(rank for side in few for rank in side)

@@ -1,7 +1,7 @@
-"""The reports: one small file of each rank in one folder, with the calls that it is in; and how ranks ask for them.
+"""Reports: each rank's small file in one folder, with the calls that it is in; and the questions that ask for them.
 
-A rank that wants the reports of all writes a file "ask" into the folder and wakes the processes of its node. On other
-nodes one rank looks for that file. Nothing here calls MPI: it has to work where MPI hangs.
+A rank that wants all reports writes a file "ask" into the folder, and wakes the processes of its node. On other nodes,
+one rank polls for the file. Nothing here calls MPI, because MPI may be hanging.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from .sources import SOURCES
 from .waiting import LOST
 from .words import LARGEST_JOB, as_ranges, ranks_by_value, tag_in_words
 
-KEPT = 32  # of the last collectives of each group that took the compiled fast path, and of the messages it sent by it
-MANY_RANGES = 64  # as many reports at least have the ranks of a group that are not in so few ranges
-OTHER_CLOCK = 2.0  # seconds by which a file server's may be behind
+KEPT = 32  # fast-path collectives of each group in a report, and fast-path messages
+MANY_RANGES = 64  # with more ranges of ranks in a group, at least so many of its members report them, not all
+OTHER_CLOCK = 2.0  # seconds by which a file server's clock may be behind
 ASK = "ask"
-REPORT = re.compile(rf"rank\d+(\.json|\{held.SUFFIX})")  # the names of their files; those of recordings have two dots
-END = "end at "  # how a question begins that orders the end
-LATEST_END = 2.0  # seconds after which a request to end is of no use to anybody
-ended = ""  # the test that this rank has ended, while it waits for the others; set by the plugin of pytest
+REPORT = re.compile(rf"rank\d+(\.json|\{held.SUFFIX})")  # names of reports; those of recordings have two dots
+END = "end at "  # the beginning of a question that orders the end
+LATEST_END = 2.0  # seconds after which an order to end is ignored
+ended = ""  # the test that this rank has ended, while it waits for the others; set by the pytest plugin
 BEAT = 2.0  # seconds between two signs of life of a rank that makes a verdict
 
 
 class Reporter:
-    """The writer of this process's reports, which also asks for those of others.
+    """The writer of this process's reports, which also asks for other ranks' reports.
 
-    Questions from before `since` (seconds since the epoch; default: now) are for others.
+    It ignores questions from before `since` (seconds since the epoch; default: now).
     """
 
     def __init__(
@@ -61,17 +61,17 @@ class Reporter:
     ) -> None:
         self.rank = rank  # in MPI.COMM_WORLD
         self.size = size
-        self.processes = dict(processes or {})  # of the ranks of this node
+        self.processes = dict(processes or {})  # of this node's ranks
         self.mailbox = Mailbox()
         self.standstill: Callable[[], float] = float  # seconds that the main thread has been in one call of C
         self._one_at_a_time = threading.RLock()  # a report must not replace the answer to a later question
         self._earlier: set[str] = set()  # questions from before this rank's last one
-        self.claimed = 0  # the number of the last verdict that a rank has claimed
+        self.claimed = 0  # the number of the last claimed verdict
         self._since = time.time() if since is None else since - OTHER_CLOCK
         self.move_to(folder)
 
     def move_to(self, folder: str | Path) -> None:
-        """Use another folder from now on; questions in it from before this rank began are for others."""
+        """Use another folder from now on; ignore the questions in it from before `since`."""
         self.folder = Folder(folder)
         held.answer_in(self.folder.places)
         files = [place / ASK for place in (*self.folder.places, self.folder.places[0].parent)]
@@ -81,7 +81,7 @@ class Reporter:
                 self._has_answered(text)
 
     def configure(self, folder: str, processes: Mapping[int, int]) -> None:
-        """Take the folder that all ranks agree on, and the processes of this node."""
+        """Set the folder that all ranks agreed on, and the processes of this node."""
         if Path(folder) not in self.folder.places:
             self.move_to(folder)
         self.processes.update(processes)
@@ -93,7 +93,7 @@ class Reporter:
     # -- this rank -------------------------------------------------------------------------------------------
 
     def state(self, reason: str, elapsed: Mapping[Any, float] | None = None) -> dict[str, Any]:
-        """Return the report of this process; `elapsed` has the seconds in each call, by its key."""
+        """Return this process's report; `elapsed` has the seconds in each call, by the call's key."""
         elapsed = elapsed or {}
         me = threading.get_ident()
         operations, left, spare, seen = [], False, False, set()
@@ -113,7 +113,7 @@ class Reporter:
         for work in works_in_flight():
             call = stacks.polled_call(work, line)
             if key_of_operation(call.record) not in seen:
-                waits = call.key in elapsed  # the program asks for it, or has a Future
+                waits = call.key in elapsed  # the program polls it, or has its Future
                 call.record.where = line if waits else ""
                 add(call.record, elapsed.get(call.key, 0.0), waits)
         stands = self.standstill()
@@ -160,7 +160,7 @@ class Reporter:
             return self.folder.put(f"rank{self.rank}.json", json.dumps(report, separators=(",", ":")))
 
     def answer(self, elapsed: Mapping[Any, float]) -> None:
-        """Write this rank's report, and wake the others of this node if the question came from elsewhere."""
+        """Write this rank's report; wake the node's other processes if the question came from another node."""
         with self._one_at_a_time:
             token = self.question()
             if not token or token.startswith(END):
@@ -178,7 +178,7 @@ class Reporter:
         return self._ask(f"{self.rank} {secrets.token_hex(8)}")
 
     def reports(self, reason: str, elapsed: Mapping[Any, float], patience: float) -> list[dict[str, Any]]:
-        """Ask all ranks for their reports, write this one's, and return those that come in time."""
+        """Ask all ranks for their reports, write this rank's, and return those that arrive in time."""
         with self._one_at_a_time:
             token = self.ask()
             self._has_answered(token)
@@ -186,14 +186,14 @@ class Reporter:
         return self.collect(token, patience)
 
     def end_in(self, seconds: float) -> float:
-        """Order the other ranks of this run to end, and return the time at which all do (seconds since the epoch)."""
+        """Order this run's other ranks to end; return the time at which all end (seconds since the epoch)."""
         when = time.time() + seconds
         with contextlib.suppress(OSError):
             self._answered.add(self._ask(f"{END}{when}"))
         return when
 
     def time_of_end(self) -> float | None:
-        """Return the time at which this rank has been told to end, if that is now."""
+        """Return the time at which this rank is ordered to end; None without an order that is due."""
         said = self.question()
         if not said.startswith(END):
             return None
@@ -212,13 +212,13 @@ class Reporter:
         return token
 
     def wake(self, besides: Collection[int] = ()) -> None:
-        """Wake the other processes of this node, besides those of some ranks, to look for the question."""
+        """Wake the other processes of this node, except those of some ranks, to look for the question."""
         for rank, pid in self.processes.items():
             if rank != self.rank and rank not in besides:
                 self.mailbox.wake(pid)
 
     def _questions(self) -> list[str]:
-        """Return the questions in this run's folder, and that of `hpccomm debug` beside it, which can't end the run."""
+        """Return the questions in the run's folder, and `hpccomm debug`'s in its parent, which can't end the run."""
         *own, beside = (
             read_text(place / ASK, is_an_order=True) for place in (*self.folder.places, self.folder.places[0].parent)
         )
@@ -229,13 +229,13 @@ class Reporter:
         return next((text for text in self._questions() if text and text not in self._answered), "")
 
     def is_asked(self) -> bool:
-        """Whether there is a question that this rank has not answered."""
+        """Return whether there is a question that this rank has not answered."""
         return self.question() != ""
 
     def collect(self, token: str, patience: float) -> list[dict[str, Any]]:
-        """Return the reports that answer a question, when all ranks have, or for `patience` seconds no other one has.
+        """Return the reports that answer a question, once all ranks have answered or none has for `patience` seconds.
 
-        Another rank's question may take its place, in the one file for both: answers to that one are as new.
+        Another rank's question may replace this one, since both use one file; answers to it are as new.
         """
         asked, look, answered, deadline = {token}, Look(), 0, time.monotonic() + patience
         while True:
@@ -244,17 +244,17 @@ class Reporter:
             found = [each for place in self.folder.places for each in look.into(place, asked)]
             reports = {each["rank"]: each for each in _one_of_each([each for each in found if _is_answer(each, asked)])}
             if answered < len(reports):
-                answered, deadline = len(reports), began + patience  # thousands of files take the file system a while
+                answered, deadline = len(reports), began + patience  # a file system needs time for thousands of files
             gone = {rank for state, ranks in self._neighbours().items() if state != "running" for rank in ranks}
             if len(gone | reports.keys()) >= self.size or began > deadline:
                 return list(reports.values())
-            self.wake(besides=reports)  # whose mailbox was not open yet a moment ago
+            self.wake(besides=reports)  # their mailboxes may not have been open before
             time.sleep(max(0.05, time.monotonic() - began))
 
     def claim(self, seconds: float = 0.0, lost: int = 0) -> bool:
-        """Whether this rank is the first to claim the verdict on a call that began so many seconds ago.
+        """Return whether this rank is the first to claim the verdict on a call that began `seconds` ago.
 
-        A verdict from before that time is on another call. `lost` is the number of a claim that this rank has given up.
+        A verdict from before that time is about another call. `lost` is the number of a claim that this rank gave up.
         """
         while self.folder.files(f".claim-{self.claimed + 1}"):
             self.claimed += 1
@@ -271,7 +271,7 @@ class Reporter:
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        """Leave signs of life for the ranks that wait for the verdict which this one makes."""
+        """Leave signs of life for the ranks that wait for this rank's verdict."""
         ended, name = threading.Event(), f".work-{self.claimed}"
 
         def leave_signs() -> None:
@@ -289,19 +289,19 @@ class Reporter:
             ended.set()
 
     def sign_of_life(self) -> str:
-        """Return the last sign of life of the rank that has claimed the verdict."""
+        """Return the last sign of life of the rank that claimed the verdict."""
         return self.folder.text(f".work-{self.claimed}")
 
     def place(self) -> int:
-        """Return this rank's place among those of its node that can wake it."""
+        """Return this rank's index among the ranks of its node that can wake it."""
         return sorted(self.processes).index(self.rank) if self.mailbox.is_open and self.rank in self.processes else 0
 
     def conclusion(self) -> str:
-        """Return the verdict that was claimed last, "" before it has been given."""
+        """Return the last claimed verdict; "" until it is given."""
         return self.folder.text(self._verdict).strip()
 
     def has_concluded(self) -> bool:
-        """Whether the rank that has claimed the verdict has given it."""
+        """Return whether the last claimed verdict has been given."""
         return bool(self.folder.files(self._verdict))
 
     def conclude(self, text: str) -> None:
@@ -310,7 +310,7 @@ class Reporter:
         self.wake()
 
     def has_all_neighbours(self) -> bool:
-        """Whether all other ranks of this node are there."""
+        """Return whether no process of this node has ended."""
         return not {"dead", "ended"} & self._neighbours().keys()
 
     @property
@@ -318,19 +318,19 @@ class Reporter:
         return "verdict.txt" if self.claimed < 2 else f"verdict-{self.claimed}.txt"
 
     def _neighbours(self) -> dict[str, list[int]]:
-        """Return the ranks of this node by the state of their processes."""
+        """Return the ranks of this node by their processes' states."""
         return ranks_by_value((rank, process_state(self.processes[rank])) for rank in sorted(self.processes))
 
 
 class Look:
-    """A look into folders for reports, again and again; each file is read once."""
+    """Looks into folders for reports repeatedly; each version of a file is read once."""
 
     def __init__(self) -> None:
-        self._read: dict[str, tuple[tuple[int, int], dict[str, Any]]] = {}  # by path: the file's stamp, and the report
+        self._read: dict[str, tuple[tuple[int, int], dict[str, Any]]] = {}  # by path: the file's stamp and its report
 
     @without_collector()
     def into(self, folder: Path, asked: Collection[str] = ()) -> list[dict[str, Any]]:
-        """Return the reports in a folder; files with answers to these questions are not looked at again."""
+        """Return the reports in a folder; files that answer one of the questions `asked` are not read again."""
         entries: list[os.DirEntry[str]] = []
         with contextlib.suppress(OSError), os.scandir(folder) as found:
             entries = [each for each in found if REPORT.fullmatch(each.name)]
@@ -345,35 +345,35 @@ class Look:
 
 
 def read(folder: Path, look: Look | None = None) -> list[dict[str, Any]]:
-    """Return the reports in the folder of a run."""
+    """Return the reports in a run's folder."""
     return _one_of_each((look or Look()).into(folder))
 
 
 def _one_of_each(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the last report of each rank: Python may have answered again after the thread that speaks for it."""
+    """Return the last report of each rank: Python may have answered after the thread that answers for it."""
     return list({each["rank"]: each for each in sorted(reports, key=lambda each: each["time"])}.values())
 
 
 def _report(file: Path) -> dict[str, Any]:
-    """Return the report in a rank's file; an empty one if it is none."""
+    """Return the report in a rank's file; {} if there is none."""
     try:
         text = read_text(file)
         said = held.report(text) if file.suffix == held.SUFFIX else json.loads(text or "0")
         size = said["size"] if said["version"] == held.VERSION else 0
         return said if 0 <= said["rank"] < size <= LARGEST_JOB and said["time"] >= 0 else {}
-    except (ValueError, KeyError, IndexError, TypeError, RecursionError):  # it is forged, or of another version
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError):  # forged, or of another version
         return {}
 
 
 def _time_of(file: Path) -> float:
     try:
         return file.lstat().st_mtime
-    except OSError:  # it has been taken away
+    except OSError:  # it has been removed
         return 0.0
 
 
 def _is_answer(report: Mapping[str, Any], asked: set[str]) -> bool:
-    """Whether a report answers one of the questions, or is the last one of a program that has ended."""
+    """Return whether a report answers one of the questions, or is the last one of a program that has ended."""
     return report.get("answers") in asked or (report.get("left", False) and not report["answers"])
 
 
@@ -413,5 +413,5 @@ def _group(group: ProcessGroup) -> dict[str, Any]:
     known = {"name": group.name, "made_at": made_at(group), **counts, "recent": recent, "sent": sent}
     ranges = as_ranges(ranks_of(group))
     if len(ranges) > MANY_RANGES and group.rank % (group.size // MANY_RANGES):
-        return known  # some of the members, all over the group, say it for the others
+        return known  # members spread over the group list the ranks for the others
     return {**known, "ranks": ranges}

@@ -1,4 +1,4 @@
-"""What the report of each rank says: the operations that it waits in, and those that it has completed."""
+"""A rank's report: the operations that it waits in, and the operations that it has completed."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from .mpi_calls import spec_of
 from .records import Record, key_of_operation
 from .words import duration, size_in_words
 
-MANY = 7  # entries of a report's "recent" from which on older ones may have been dropped, those of the fast path apart
-RUNS = 3  # kinds of collectives that are named as a rank's last ones
-# what takes the fast path: only the number is known, but for the last ones of the compiled one
+MANY = 7  # with more entries in "recent" that are not of the fast path, older ones may be missing
+RUNS = 3  # runs of equal collectives in a description
+# Operations that may take the fast path: only their numbers are known, except for the last ones in the ring buffer.
 MAY_BE_SMALL = OPERATIONS.keys() & vars(FastPath).keys()
 SMALL = f"one of {', '.join(sorted(name for name in MAY_BE_SMALL if not OPERATIONS[name].is_a_message))}"
 
 
 @contextlib.contextmanager
 def without_collector() -> Iterator[None]:
-    """Let no collection of garbage walk over thousands of reports: that takes longer than to read them."""
+    """Switch garbage collection off: walking over thousands of reports takes longer than reading them."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -52,18 +52,18 @@ class Reported:
 
     @cached_property
     def polls(self) -> list[Record]:
-        """The receives that it asks for again and again, without a call that waits."""
+        """The receives that the program polls, without a call that waits."""
         entries = () if self.report is None or self.waits else self.report["operations"]
         return [record_from(each) for each in entries if each.get("polls")]
 
     @cached_property
     def keys(self) -> set[tuple[str, int, str]]:
-        """The operations that it waits in, or may do so, as while the GIL is held."""
+        """The operations that it waits in, or may wait in while the GIL is held."""
         maybe = (self.report or {}).get("operations", ()) if "held" in (self.report or {}) else ()
         return {key_of_operation(each) for each in (*(own for own, _ in self.waits), *map(record_from, maybe))}
 
     def is_in(self, record: Record) -> bool:
-        """Whether it waits in the same operation, or may do so."""
+        """Return whether it waits, or may wait, in the same operation."""
         return key_of_operation(record) in self.keys
 
     @cached_property
@@ -76,16 +76,16 @@ class Reported:
         return found
 
     def is_beyond(self, record: Record) -> bool:
-        """Whether it waits in a later collective of the same group."""
+        """Return whether it waits in a later collective of the same group."""
         later = (own for own, _ in self.waits if not own.is_a_message and own.group == record.group)
         return not record.is_a_message and any(own.number > record.number for own in later)
 
     def own(self, record: Record) -> Record | None:
-        """Return the collective with the number and the group of `record` that this rank waits in, if any."""
+        """Return the collective with `record`'s group and number that this rank waits in, or None."""
         return self.collectives.get((record.group, record.number))
 
     def history(self, record: Record) -> str:
-        """Return all that tells this rank's collectives in the group of `record`, up to that one, from another's."""
+        """Return text that is equal on ranks with equal collectives in the group of `record`, up to `record`."""
         group, own = self.group(record), self.own(record)
         known: list[Any] = [group.get("since"), group.get("collectives")]
         if own is not None:
@@ -96,7 +96,7 @@ class Reported:
         return repr(known)
 
     def completed(self, record: Record, number: int) -> Record | None:
-        """Return the completed collective with a number in the group of `record`, if it is known."""
+        """Return the completed collective `number` in the group of `record`; None if it is not known."""
         group = self.group(record)
         if "recent" not in group or not group.get("since", 0) <= number <= group["collectives"]:
             return None
@@ -110,20 +110,20 @@ class Reported:
         return _passed(record, number, recent.get(number, _UNKNOWN))
 
     def calls_before(self, record: Record) -> str:
-        """Return in words the calls of this rank, operations apart, between the collective before and `record`."""
+        """Describe this rank's calls between the previous collective and `record` that are not operations."""
         recent = self.group(record).get("recent", ())
         names = [name for number, name, *_ in recent if number == record.number - 1 and not _is_operation(name)]
         return " and ".join(names) or "nothing"
 
     def tags_sent(self, group: str) -> dict[int, list[str]]:
-        """Return the tags of the last messages of this rank in a group, by the receiver's rank in it."""
+        """Return the tags of this rank's last messages in a group, by the receiver's group rank."""
         found: dict[int, set[str]] = {}
         for peer, tag in (self.report or {}).get("groups", {}).get(group, {}).get("sent", ()):
             found.setdefault(peer, set()).add(tag)
         return {peer: sorted(tags, key=lambda tag: (len(tag), tag)) for peer, tags in found.items()}
 
     def group(self, record: Record) -> Mapping[str, Any]:
-        """Return what the report says of the group of `record`."""
+        """Return the report's entry for the group of `record`."""
         return (self.report or {}).get("groups", {}).get(record.group, {})  # type: ignore[no-any-return]
 
 
@@ -131,7 +131,7 @@ _UNKNOWN = [0, SMALL, "", 0]
 
 
 def _passed(record: Record, number: int, entry: Sequence[Any]) -> Record:
-    """Return the completed collective of the group of `record` that an entry of a report's "recent" describes."""
+    """Return the completed collective that an entry of "recent" describes, in the group of `record`."""
     _, name, dtype, nbytes, *details = entry
     count, op, peer, async_op = details or (-1, "", None, False)
     passed = Record(name, number, record.group, record.group_name, dtype=dtype, count=count, nbytes=nbytes, op=op)
@@ -150,19 +150,19 @@ def _is_operation(name: str) -> bool:
 
 
 def waits_in(report: Mapping[str, Any] | None) -> list[Wait]:
-    """Return the operations that the rank of a report waits in."""
+    """Return the operations that a report's rank waits in."""
     if report is None or report.get("left"):
         return []
     return [Wait(record_from(each), each["seconds"]) for each in report["operations"] if each["waits"]]
 
 
 def record_from(entry: Mapping[str, Any]) -> Record:
-    """Return the record of one of a report's operations."""
+    """Return the record of an operation in a report."""
     return Record(**{name: entry[name] for name in Record.__dataclass_fields__ if name in entry})
 
 
 def tasks_in_words(report: Mapping[str, Any] | None) -> str:
-    """Return the tasks that a rank is in, ``task #3 of 'world' (load(3)), pool.py:9, for 12 s``; "" if in none."""
+    """Describe a rank's tasks, ``task #3 of 'world' (load(3)), pool.py:9, for 12 s``; "" if there are none."""
     tasks = (report or {}).get("tasks", ())
     return " and in ".join(f"{record_from(each)}, {each['where']}, for {duration(each['seconds'])}" for each in tasks)
 
@@ -180,7 +180,7 @@ def wait_in_words(record: Record, seconds: float, verb: str = "is") -> str:
 
 
 def last_collectives(report: Mapping[str, Any]) -> str:
-    """Return the last collectives of a rank in its groups, in words."""
+    """Describe a rank's last collectives in its groups."""
     groups = [each for each in report["groups"].values() if each["collectives"]]
     shown = [(_last_in_words(each) or f"#{each['collectives']}", each["name"]) for each in groups[:4]]
     which = "collectives" if any(" " in words for words, _ in shown) else "collective"
@@ -188,11 +188,11 @@ def last_collectives(report: Mapping[str, Any]) -> str:
 
 
 def _last_in_words(group: Mapping[str, Any]) -> str:
-    """Return the last three kinds of collectives in a row that a rank has called in a group; "" if they are not known.
+    """Describe the last three runs of equal collectives that a rank has called in a group; "" if they are not known.
 
     ``#38 broadcast (8 B float64), #39-#41 all_reduce (4 MiB float32)``
     """
-    runs: list[tuple[list[int], list[Any]]] = []  # numbers, and what they have in common; the last comes first
+    runs: list[tuple[list[int], list[Any]]] = []  # numbers and common fields; the last run comes first
     number = group["collectives"]
     known = {each[0]: each for each in group.get("recent", ()) if _is_operation(each[1])}
     while number in known and len(runs) <= RUNS:

@@ -1,4 +1,4 @@
-"""The last operations of this process that took the compiled fast path: its ring buffer always has them."""
+"""The last operations of this process on the compiled fast path, from its ring buffer."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .records import EPOCH, Record
 
 
 def ring_records(groups: Mapping[int, tuple[str, str]], since: int = 0) -> dict[int, Record]:
-    """Return the records of the operations with a serial number above `since` that are remembered, the oldest first.
+    """Return the records in the ring buffer with serial numbers above `since`, the oldest first.
 
-    `groups` has the keys and the names of groups, by `FastPath.place`: only their operations are wanted. Times are
+    `groups` has the keys and names of groups by `FastPath.place`; operations of other groups are left out. Times are
     exact to 4 ms, unless operations are recorded.
     """
     found = {}
@@ -43,12 +43,12 @@ def last() -> int:
 
 @functools.lru_cache(maxsize=4096)
 def line(code: CodeType, instruction: int) -> str:
-    """Return the file and the line of an instruction, ``"train.py:91"``; below the working directory it is relative."""
+    """Return an instruction's file and line, ``"train.py:91"``; below the working directory, the path is relative."""
     number = next((at for start, end, at in code.co_lines() if start <= instruction < end and at), code.co_firstlineno)
     return f"{code.co_filename.removeprefix(os.getcwd() + os.sep)}:{number}"
 
 
 @functools.cache
 def _dtypes() -> dict[int, np.dtype[np.generic]]:
-    """Return NumPy's own dtypes by their numbers."""
+    """Return NumPy's own dtypes by their type numbers."""
     return {each.num: each for each in map(np.dtype, np.typecodes["All"])}

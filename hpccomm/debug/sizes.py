@@ -1,9 +1,8 @@
-"""The numbers of elements that the ranks of a group send to each other, and those that they expect, compared.
+"""Compare the numbers of elements that a group's ranks send to each other with the numbers that they expect.
 
-Lists of them would let the reports of all ranks grow with the square of the ranks. So in a large group each rank tells
-sums, in which every pair of ranks has a weight of its own: the ranks that all wrong pairs have in common are found by
-them, and one wrong pair with its numbers.
-"""
+Lists of them would make the reports grow with the square of the ranks. So in a large group each rank reports sums in
+which every pair of ranks has its own weight. The sums show which ranks are in all wrong pairs, and, if there is only
+one wrong pair, its numbers."""
 
 from __future__ import annotations
 
@@ -18,13 +17,13 @@ from ..core.hooks import Operation
 from ..core.operation_list import START
 from .groups_seen import key_from
 
-LISTED = 64  # ranks of a group at most, whose numbers are told one by one
+LISTED = 64  # ranks; larger groups report sums instead of lists
 
 
 def sizes_by_rank(operation: Operation) -> list[list[int]] | None:
-    """Return the numbers of elements sent to each rank and expected of each, for operations where they may differ.
+    """Return the numbers of elements sent to each rank and expected from each, for operations where they may differ.
 
-    In a group of more than `LISTED` ranks: of both the sum, that of their squares, and a weighted one.
+    In a group of more than `LISTED` ranks: for both, the sum, the sum of squares, and a weighted sum.
     """
     name, arguments, size = operation.name.removesuffix(START), operation.arguments, operation.group.size
     sends, expects = [0] * size, [0] * size
@@ -44,9 +43,9 @@ def sizes_by_rank(operation: Operation) -> list[list[int]] | None:
 
 
 def unequal(sizes: Sequence[Any], ranks: Sequence[int], places: Sequence[str]) -> tuple[list[int], str]:
-    """Return the ranks to blame where sizes differ, and the difference in words; none and "" where all are equal.
+    """Return the ranks to blame for unequal sizes, and a description; [] and "" if all sizes are equal.
 
-    `sizes` are those of `sizes_by_rank` of each rank of a group; `ranks` and `places` are those of its members.
+    `sizes` has the result of `sizes_by_rank` on each rank of a group; `ranks` and `places` are their ranks and lines.
     """
     if len(sizes) > LISTED:
         return _unequal_sums(sizes, ranks, places)
@@ -61,7 +60,7 @@ def unequal(sizes: Sequence[Any], ranks: Sequence[int], places: Sequence[str]) -
 
 
 def _unequal_sums(sizes: Sequence[Any], ranks: Sequence[int], places: Sequence[str]) -> tuple[list[int], str]:
-    """Do as `unequal` with sums; each sum of differences is of all pairs, weighted by one or both of the two ranks."""
+    """Compare sums like `unequal`; each sum of differences covers all pairs, weighted by one or both ranks."""
     weights = [(_weight("sender", each), _weight("receiver", each)) for each in range(len(sizes))]
     total = squares = by_sender = by_receiver = by_pair = 0
     for (sends, expects), (own, others) in zip(sizes, weights):
@@ -72,7 +71,7 @@ def _unequal_sums(sizes: Sequence[Any], ranks: Sequence[int], places: Sequence[s
         by_pair += own * sends[2] - others * expects[2]
     if not by_pair:
         return [], ""
-    # A rank is in all wrong pairs if the sums are those of a row and a column of the table, less the place in both.
+    # A rank is in all wrong pairs if the sums are those of its row and column of the table, minus the cell in both.
     common = [
         each
         for each, (own, others) in enumerate(weights)
@@ -81,7 +80,7 @@ def _unequal_sums(sizes: Sequence[Any], ranks: Sequence[int], places: Sequence[s
     culprits = sorted(ranks[each] for each in common or range(len(sizes)))
     for sender, receiver in product(common, common):
         if total and (by_sender, by_receiver) == (weights[sender][0] * total, weights[receiver][1] * total):
-            sent = (squares // total + total) // 2  # of a and b, a - b and a * a - b * b are known
+            sent = (squares // total + total) // 2  # with a sent and b expected: a - b and a * a - b * b are known
             return culprits, _in_words((sender, receiver), sent, sent - total, ranks, places)
     if common:
         sends, expects = sizes[common[0]]
@@ -110,7 +109,7 @@ def _sums(counts: Sequence[int], others: str) -> list[int]:
 
 
 def _weight(side: str, rank: int) -> int:
-    """Return a large number, the same in each process, that no sum of others happens to be."""
+    """Return a large number, the same in all processes, that is practically never a sum of others."""
     return int(key_from(side, rank), 16)
 
 

@@ -1,4 +1,4 @@
-"""Sources: what else ranks may wait in than operations of hpccomm's groups, for the watchdog and the reports."""
+"""Sources: calls outside hpccomm's groups in which ranks may wait, for the watchdog and the reports."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ LONGEST_TEXT = 60  # characters of a call's source text
 
 
 class Source(NamedTuple):
-    """The calls of a library in which ranks wait for each other; each is a Python frame of a known function."""
+    """A library's calls in which ranks wait for each other; each call is a Python frame of a known function."""
 
-    group: ProcessGroup  # whose time limit holds for them
+    group: ProcessGroup  # its time limit applies to the calls
     codes: Collection[CodeType]  # the functions
-    record_of: Callable[[FrameType, str], Record | None]  # of a frame's call, given its line; None if it is not known
-    in_flight: Callable[..., Iterable[Record]]  # what has begun, and has not ended; of these requests, if any is known
-    polls: Callable[[], Iterable[Record]]  # receives that the program asks for again and again; asked once a second
-    groups: Callable[[], Mapping[str, dict[str, Any]]]  # what reports say of sets of ranks, by the key in records
-    register_hook: Callable[[Hook], RemovableHandle]  # which sees the calls from now on
+    record_of: Callable[[FrameType, str], Record | None]  # of a frame's call, given its line; None if unknown
+    in_flight: Callable[..., Iterable[Record]]  # incomplete requests; if any of the given ones is known, only those
+    polls: Callable[[], Iterable[Record]]  # receives that the program polls; called once a second
+    groups: Callable[[], Mapping[str, dict[str, Any]]]  # entries in reports for sets of ranks, by the key in records
+    register_hook: Callable[[Hook], RemovableHandle]  # for hooks that see the calls from now on
 
 
 SOURCES: list[Source] = []
 
 
 def named_in(text: str, frame: FrameType) -> list[Any]:
-    """Return the objects that the source text of a call names, those in lists one by one; no code of them runs.
+    """Return the objects that a call's source text names, including those in lists; run none of their code.
 
-    What a frame has once been asked for its variables keeps their values for a while: this is for a verdict.
+    Reading a frame's variables keeps their values alive for a while, so use this only for a verdict.
     """
     found: list[Any] = []
     for words in re.findall(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", text):
@@ -54,7 +54,7 @@ def _attributes(value: object) -> Mapping[str, Any]:
 
 
 def text_of_call(frame: FrameType) -> str:
-    """Return the source text of what a frame is executing, ``comm.Barrier()``; "" where there is no source."""
+    """Return the source text that a frame is executing, ``comm.Barrier()``; "" if there is no source."""
     code = frame.f_code
     line, end, start_column, end_column = frame.f_lineno, frame.f_lineno, None, None
     if hasattr(code, "co_positions"):  # Python 3.11

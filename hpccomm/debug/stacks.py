@@ -1,8 +1,8 @@
-"""The call that each thread of this process is in, read from the stacks of the threads: it costs them nothing.
+"""The call that each thread of this process is in, read from the threads' stacks, at no cost for the threads.
 
-What is read of other modules: the functions that programs call (those in ``hpccomm.__all__`` and the methods of groups)
-with their arguments, `Dispatcher.run` of each operation (`self` and `call`), and the waits of Works. The rest of
-hpccomm asks `calls_in_flight` and `call_of_thread`, and knows nothing of frames.
+It depends on these frames: the public functions (those in ``hpccomm.__all__`` and the methods of groups) with their
+arguments, `Dispatcher.run` of each operation (`self` and `call`), and the waits of Works. The rest of hpccomm uses
+`calls_in_flight` and `call_of_thread`, and does not depend on frames.
 """
 
 from __future__ import annotations
@@ -40,32 +40,32 @@ from .sources import LONGEST_TEXT, SOURCES, Source, named_in, text_of_call
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-DEBIANS = "/dist-packages/"  # libraries of Debian, which a virtual environment may use, too
+DEBIANS = "/dist-packages/"  # Debian's libraries, which virtual environments may use, too
 ASSIGNS = dis.opmap["STORE_SUBSCR"]
 JUMPS = {*dis.hasjrel, *dis.hasjabs}
 TESTS = {f"{first}est{which}" for first in "Tt" for which in ("", "all", "any", "some")} | {"Get_status", "get_status"}
-OWN_THREADS = "hpccomm-"  # how their names begin
+OWN_THREADS = "hpccomm-"  # the prefix of their names
 
-# The frames that show an operation: the dispatcher, waits; and functions for users, the only ones of a fast operation.
+# The frames that show an operation: the dispatcher, waits, and public functions, the only frames of a fast operation.
 DISPATCHER = Dispatcher.run.__code__
 POLL = "is_completed"
-METHODS_OF_WORKS = ("wait", "synchronize", POLL)  # whichever class the Work is
+METHODS_OF_WORKS = ("wait", "synchronize", POLL)  # in all classes of Works
 ABORTS = AbortOnException.__call__.__code__
-# Of an executor, and of Python's Futures, in whose functions the Futures are `fs`.
+# Waits for an executor's tasks, and for Python's Futures, in functions with the argument `fs`.
 WAITS_FOR_TASKS, WAITS_FOR_FUTURES = ("result", "exception", "wait"), ("wait", "as_completed")
 FUTURES = os.path.join("concurrent", "futures", "_base.py")
-# They make the first one; a spare waits for its call.
+# Calls before there is a group: two make the first one, and a spare waits until it is needed.
 WITHOUT_A_GROUP = {"init_process_group": "init_process_group", "on": "ProcessGroup.on", "spare": "spare"}
-# Operations and set-ups before which the ranks tell each other what they have, by another operation.
+# Operations and set-ups in which ranks first exchange their arguments by another operation.
 GATHER_FIRST = OF_SEVERAL | {f"{name}_init" for name in OF_SEVERAL | OF_GRIDS}
 WAITS = re.compile(r"[Ww]ait(all|any|some)?\(")
-NAMES_OF_GROUPS = {"self", "group", "parent", "comm", "grid"}  # arguments of the functions that ranks call together
+NAMES_OF_GROUPS = {"self", "group", "parent", "comm", "grid"}  # arguments of functions that ranks call together
 
 
 def public_functions() -> dict[CodeType, str]:
-    """Return the names of the public functions and methods in which ranks may wait for each other, by their code.
+    """Return the public functions and methods in which ranks may wait for each other: names by code.
 
-    What is added to the package is among them; what is in modules that the program has not used yet is not.
+    Functions added to the package are included; functions of modules that the program has not used yet are not.
     """
     root = package()
     modules = [sys.modules.get(f"{root.__name__}.{root.LATER.get(name)}", root) for name in root.__all__]
@@ -86,21 +86,21 @@ def _names_by_code(functions: tuple[Any, ...]) -> dict[CodeType, str]:
 
 
 class CallInFlight(NamedTuple):
-    """An operation that a thread is executing, or a wait for one. Nothing in it keeps an array alive."""
+    """An operation that a thread executes or waits for. It keeps no array alive."""
 
-    key: tuple[Any, ...]  # equal at two looks if it is still the same call
+    key: tuple[Any, ...]  # equal in two looks if it is still the same call
     record: Record
     group: ProcessGroup | None  # None in `init_process_group`
-    work: weakref.ref[Any] | None  # the Work that is waited for
+    work: weakref.ref[Any] | None  # the awaited Work
     timeout: float | None  # the call's own, in seconds
-    can_raise: bool  # by itself, when it takes too long
-    is_polled: bool = False  # no thread waits: only the program's polling shows that it needs the Work
+    can_raise: bool  # it raises by itself when it takes too long
+    is_polled: bool = False  # no thread waits: only polling shows that the program needs the Work
 
 
 def calls_in_flight(without: int = 0, exactly: bool = False) -> Iterator[CallInFlight]:
     """Yield the call that each thread is in, if ranks may wait for each other there; skip the thread `without`.
 
-    `exactly`, for a verdict: of a wait for requests only those that its source text names, where that is known.
+    With `exactly` (for a verdict), a wait for requests yields only those that its source text names, if any is known.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     waits = _waits_in_c()
@@ -121,9 +121,9 @@ def call_of_thread(thread: int) -> CallInFlight | None:
 
 
 def tasks_in_flight() -> Iterator[tuple[Record, float]]:
-    """Yield the task of an executor that each thread is in, with the seconds since it has begun.
+    """Yield the executor's task that each thread is in, with the seconds since it began.
 
-    It is no call in flight: it may take days, and the time limit of its group is not for it.
+    A task is not a call in flight: it may take days, and its group's time limit does not apply to it.
     """
     for thread, innermost in sys._current_frames().items():
         if (task := running_tasks.get(thread)) is not None:
@@ -133,12 +133,12 @@ def tasks_in_flight() -> Iterator[tuple[Record, float]]:
 
 
 def _waits_in_c() -> dict[int, Work | PersistentWork]:
-    """Return, by thread, the Works that are waited for without a frame that tells of it."""
+    """Return the Works that threads wait for in C, without a Python frame, by thread."""
     return {work.waiting_thread: work for work in works_in_flight() if work.waiting_thread}
 
 
 def _call_in(innermost: FrameType, waited_for: Work | PersistentWork | None) -> CallInFlight | None:
-    """Return the call that a stack is in; of an operation that consists of others, the one that the program called."""
+    """Return the call that a stack is in; if an operation is a step of another call, return the call of the program."""
     call, can_raise, public = None, False, public_functions()
     others = {code: source for source in SOURCES for code in source.codes}
     if waited_for is not None:
@@ -161,7 +161,7 @@ def _call_in(innermost: FrameType, waited_for: Work | PersistentWork | None) -> 
                 ends = work.group.on_timeout == "raise"
                 call = _wait_for(work, program_line(frame), _seconds(inside.get("timeout")), ends)
                 can_raise = can_raise or (ends and isinstance(work, Work) and work.progress.enforces_timeout)
-        elif call is not None and public.get(code) in GATHER_FIRST:  # it is in a step of that
+        elif call is not None and public.get(code) in GATHER_FIRST:  # `call` is a step of that function
             call.record.called = public[code]
         elif code in public and public[code] not in OF_SEVERAL and (call is None or _says_more(code, call.record)):
             call = _call_of_function(frame, public[code]) or call
@@ -169,7 +169,7 @@ def _call_in(innermost: FrameType, waited_for: Work | PersistentWork | None) -> 
 
 
 def _says_more(code: CodeType, record: Record) -> bool:
-    """Whether a function is a method of groups, which says more than the operation in it, unless that is the same."""
+    """Return True for a group's method whose name differs from the operation in it, and so says more."""
     return "self" in code.co_varnames[:1] and CALLED.get((record.name, False), record.name) != code.co_name
 
 
@@ -180,7 +180,7 @@ def _call_in_dispatcher(frame: FrameType) -> CallInFlight:
 
 
 def _call_of_function(frame: FrameType, name: str) -> CallInFlight | None:
-    """Return the call of a function that passed no method of a group; its group is an argument, or the world."""
+    """Return the call of a function that called no method of a group; its group is an argument, or the world."""
     inside = frame.f_locals
     arguments = {name: inside[name] for name in _argument_names(frame.f_code) if name in inside}
     groups = [arguments.pop(name) for name, each in list(arguments.items()) if isinstance(each, ProcessGroup)]
@@ -192,7 +192,7 @@ def _call_of_function(frame: FrameType, name: str) -> CallInFlight | None:
         group = package().GroupMember.WORLD
     if not isinstance(group, ProcessGroup):
         return None
-    call = _call(frame, group, name, _last_number(group, name) + 1, arguments)  # a fast one counts at its end
+    call = _call(frame, group, name, _last_number(group, name) + 1, arguments)  # a fast operation is counted at its end
     return call if name in OPERATIONS else call._replace(can_raise=name == "destroy" or is_in_mismatch_check(group))
 
 
@@ -206,7 +206,7 @@ def _call_of_another(frame: FrameType, source: Source) -> CallInFlight | None:
 def _waits_for_requests(innermost: FrameType, exactly: bool) -> Iterator[CallInFlight]:
     """Yield the pending receives of a thread that is blocked in mpi4py's Wait.
 
-    Without one, it yields the sends: they may have ended without a wait for them.
+    Sends are yielded only if there is no receive: a send may have completed without a wait.
     """
     for source in SOURCES:
         text = text_of_call(innermost)
@@ -219,9 +219,9 @@ def _waits_for_requests(innermost: FrameType, exactly: bool) -> Iterator[CallInF
 
 
 def _waits_for_tasks(innermost: FrameType) -> Iterator[CallInFlight]:
-    """Yield the tasks of an executor that a thread waits for: those that ranks have got, or else the first one.
+    """Yield the executor's tasks that a thread waits for: those that workers have, or else the first one.
 
-    No time limit is theirs: see `tasks_in_flight`.
+    Tasks have no time limit: see `tasks_in_flight`.
     """
     for frame in _outward(innermost):
         waiters = _waits_of_a_frame(frame)
@@ -256,17 +256,17 @@ def _last_number(group: ProcessGroup, name: str) -> int:
 
 
 class _Mark:
-    """A mark on the frame of a call: the frame of the next one, maybe at the same address, does not have it."""
+    """A mark on a call's frame: the frame of the next call, perhaps at the same address, does not have it."""
 
     def __call__(self, *_: object) -> None:
-        """Do nothing. A frame's `f_trace` has to be callable; only a debugger would call it."""
+        """Do nothing: a frame's `f_trace` must be callable, but only a debugger would call it."""
 
 
 def _mark(frame: FrameType) -> object:
-    """Return the mark that tells a call from later ones of the same function; None under a debugger.
+    """Return the mark that distinguishes a call from later calls of the same function; None under a debugger.
 
-    Python looks at `f_trace` only in threads that are traced, and it goes with its frame. To keep frames themselves
-    would keep the program's arrays alive.
+    Python uses `f_trace` only in traced threads, and frees it with its frame. Keeping the frames themselves would keep
+    the program's arrays alive.
     """
     if frame.f_trace is None:
         frame.f_trace = _Mark()
@@ -274,7 +274,7 @@ def _mark(frame: FrameType) -> object:
 
 
 def polled_call(work: Work | PersistentWork, where: str) -> CallInFlight:
-    """Return the call for a Work that no thread waits for: the program polls it, or has a Future of it."""
+    """Return the call for a Work that no thread waits for: the program polls it, or has its Future."""
     return _wait_for(work, where, None, False)._replace(is_polled=True)
 
 
@@ -284,7 +284,7 @@ def _wait_for(work: Work | PersistentWork, where: str, timeout: float | None, ca
 
 
 def is_in_mismatch_check(group: ProcessGroup | None) -> bool:
-    """Whether this rank waits for others in the mismatch check of a group, which has a time limit of its own."""
+    """Return whether this rank waits for others in a group's mismatch check, which has a time limit of its own."""
     return group is not None and group.dispatcher.check is not None and group.dispatcher.check.is_waiting
 
 
@@ -319,14 +319,14 @@ def _outward(frame: FrameType | None) -> Iterator[FrameType]:
 
 def _is_of_the_program(frame: FrameType) -> bool:
     file = frame.f_code.co_filename
-    is_code = file == "<string>" and frame.f_globals.get("__name__") == "__main__"  # of python -c
+    is_code = file == "<string>" and frame.f_globals.get("__name__") == "__main__"  # python -c
     return is_code or not (file.startswith((PACKAGE, "<", *LIBRARIES)) or DEBIANS in file)
 
 
 def program_line(frame: FrameType) -> str:
-    """Return the line of the program that led to a frame of hpccomm, ``"train.py:91"``.
+    """Return the program's line that led to a frame of hpccomm, ``"train.py:91"``.
 
-    Where none of the program's own files is on the stack, return the line that called hpccomm.
+    If no file of the program is on the stack, return the line that called hpccomm.
     """
     outside = None
     for each in _outward(frame):
@@ -343,30 +343,30 @@ def line_of(frame: FrameType) -> str:
 
 
 def file_of(frame: FrameType) -> str:
-    """Return a frame's file; below the working directory the path is relative."""
+    """Return a frame's file; below the working directory, the path is relative."""
     file = frame.f_code.co_filename
-    with contextlib.suppress(OSError):  # it has been removed
+    with contextlib.suppress(OSError):  # the working directory has been removed
         file = file.removeprefix(os.getcwd() + os.sep)
     return file
 
 
 def place_in_program() -> tuple[str, str]:
-    """Return the line of the program that the main thread is in, and the function with what it is doing there.
+    """Return the program's line that the main thread is in, and the function with the expression that it executes.
 
-    ``("train.py:88", "load, in input()")``; and the exception that it is handling.
+    ``("train.py:88", "load, in input()")``; the function may be followed by an exception that is being handled.
     """
     frame = _frame_of_the_program()
     if frame is None:
         return "", ""
     text = text_of_call(frame)
-    if frame.f_code.co_code[frame.f_lasti] == ASSIGNS:  # its text is the place alone
+    if frame.f_code.co_code[frame.f_lasti] == ASSIGNS:  # the text is only the target of the assignment
         text += " = ..."
     function = f"{frame.f_code.co_name}, in {text}" if "(" in text or "[" in text else frame.f_code.co_name
     return line_of(frame), f"{function}{_exception_of_the_main_thread()}"
 
 
 def asks_again_and_again() -> bool:
-    """Whether the main thread is in a loop, in a function, that asks for requests without waiting for them."""
+    """Return whether the main thread is in a loop that polls requests."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is None or not TESTS & set(frame.f_code.co_names):
         return False
@@ -377,7 +377,7 @@ def asks_again_and_again() -> bool:
 
 
 def exception_that_ends() -> str:
-    """Return ``"by KeyboardInterrupt at train.py:88"`` while the main thread prints it, at the end of the program."""
+    """Return ``"by KeyboardInterrupt at train.py:88"`` while the main thread prints the program's last exception."""
     for frame in _outward(sys._current_frames().get(threading.main_thread().ident or 0)):
         if frame.f_code is ABORTS:
             trace = traceback.walk_tb(frame.f_locals.get("trace"))
@@ -387,7 +387,7 @@ def exception_that_ends() -> str:
 
 
 def line_in_program() -> str:
-    """Return the first of these alone, which takes no time."""
+    """Return the line of `place_in_program` without the rest, which takes longer."""
     frame = _frame_of_the_program()
     return "" if frame is None else line_of(frame)
 
@@ -398,14 +398,14 @@ def _frame_of_the_program() -> FrameType | None:
 
 
 def threads_of_the_program() -> list[threading.Thread]:
-    """Return Python's threads in this process, without hpccomm's own."""
+    """Return this process's Python threads, except hpccomm's own."""
     return [each for each in threading.enumerate() if not each.name.startswith(OWN_THREADS)]
 
 
 def _exception_of_the_main_thread() -> str:
-    """Return the exception that the main thread is handling, ``", on KeyError: 'a'"``: maybe why it is not elsewhere.
+    """Return the exception that the main thread is handling, ``", on KeyError: 'a'"``; it may explain a hang.
 
-    In the `with` block of a file that all ranks close together, say. No code of the exception runs.
+    For example, it left the `with` block of a file that all ranks close together. No code of the exception runs.
     """
     exceptions: dict[int | None, Any] = getattr(sys, "_current_exceptions", dict)()
     error = exceptions.get(threading.main_thread().ident)

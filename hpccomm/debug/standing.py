@@ -1,7 +1,7 @@
-"""How long the main thread has been in one call of C: there a library may wait for other ranks, as HDF5 does for MPI.
+"""Measure how long the main thread has been in one call of C, where a library such as HDF5 may wait for other ranks.
 
-Python's main thread runs what `Py_AddPendingCall` leaves for it as soon as it is back from a call of C, and a loop of
-Python does so at every turn. What is left for it here is ``sem_post``, no code of Python: nothing can go wrong in it.
+Python's main thread runs calls queued with `Py_AddPendingCall` as soon as it returns from C, and at every turn of a
+Python loop. The queued call is ``sem_post``, which is not Python code and can't fail.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 from . import stacks
 
 SEMAPHORE_BYTES = 64  # sem_t has 32 with glibc
-BUSY = 0.2  # of a core: threads that compute; the watchdog needs a tenth of that
-_semaphores: list[Any] = []  # which a call that is left may still need
+BUSY = 0.2  # of a core: more means that threads compute; the watchdog needs a tenth of that
+_semaphores: list[Any] = []  # kept alive, because a queued call may still need them
 
 
 class Standing:
-    """The looks at the main thread of this process."""
+    """Polls the main thread of this process."""
 
     def __init__(self) -> None:
         libc = ctypes.CDLL(None)
@@ -28,11 +28,11 @@ class Standing:
         self._try_wait = libc.sem_trywait
         self._post = ctypes.cast(libc.sem_post, ctypes.c_void_p)
         self._is_known = libc.sem_init(self._semaphore, 0, 0) == 0
-        self._is_left = False  # a call, which has not been run
+        self._is_left = False  # a call is queued that has not run
         self._moved, self._computed = time.monotonic(), time.process_time()
 
     def look(self, now: float) -> float:
-        """Return the seconds that the main thread has been in one call of C for; it is looked at again and again."""
+        """Return the seconds that the main thread has been in one call of C; call it repeatedly."""
         if self._is_left and self._try_wait(self._semaphore) == 0:
             self._is_left = False
             self._moved, self._computed = now, time.process_time()
@@ -42,7 +42,7 @@ class Standing:
         return now - self._moved if self._is_left else 0.0
 
     def seconds(self) -> float:
-        """Return the same for a verdict: 0 where the program has other threads, and these compute."""
+        """Return the same for a verdict: 0 if the program has other threads that compute."""
         stands = self.look(time.monotonic())
         has_threads = stacks.threads_of_the_program() != [threading.main_thread()]
         return 0.0 if has_threads and time.process_time() - self._computed > BUSY * stands else stands

@@ -1,7 +1,7 @@
-"""The start of the watchdog: its signals and its thread, which imports everything else that it needs at its first look.
+"""Start the watchdog: its signals, and its thread, which imports the rest of the watchdog at its first look.
 
-The ranks of a job start at the same moment, and load their modules from one file system: modules that a first operation
-does not need are imported a second later, long before anything counts as a hang, because a file system may hang, too.
+All ranks start together and load modules from one file system. Modules that a first operation does not need are
+imported a second later. That is long before a call counts as a hang, because a file system may hang, too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 LONGEST_PERIOD = 1.0  # seconds between two looks
 
-# Both are held while the process forks: a child can't import what a thread that it does not have is importing.
+# Both are held during a fork: a child can't import a module that a missing thread is importing.
 _importing = threading.RLock()
 _changing = threading.RLock()  # guards the fields of a Start; never held during an import
 
@@ -41,25 +41,25 @@ def period() -> float:
 
 
 class Signals:
-    """The signals of the watchdog: each has a pipe, which can be read when the signal has come."""
+    """The watchdog's signals: each has a pipe that becomes readable when the signal arrives."""
 
     def __init__(self, *numbers: signal.Signals) -> None:
         wanted = numbers or (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
-        self.pipes = {number: _pipe() for number in wanted}  # the ends for reading and for writing
+        self.pipes = {number: _pipe() for number in wanted}  # the ends for reading and writing
         self._taken: list[int] = []
         self._pid = os.getpid()
 
     def listen(self) -> None:
-        """Listen to the signals that nobody else handles."""
+        """Listen to the signals that the program does not handle."""
         if self.listen_to(signal.SIGUSR2):
             atexit.register(self._stop_listening)
-        self.listen_to(signal.SIGINT, signal.default_int_handler)  # which is still called
+        self.listen_to(signal.SIGINT, signal.default_int_handler)  # the default handler is still called
         os.register_at_fork(before=_hold_back, after_in_parent=_go_on, after_in_child=self.close_in_child)
 
     def listen_to(self, number: signal.Signals, default: Any = signal.SIG_DFL) -> bool:
-        """Let a signal write into its pipe from now on; return false if somebody else handles it.
+        """Make a signal write into its pipe from now on; return False if the program handles it.
 
-        Python's own handlers run in the main thread, which MPI may hold: that of faulthandler writes at once.
+        Python's own handlers run in the main thread, which may be inside MPI; faulthandler's handler writes at once.
         """
         if signal.getsignal(number) is not default:
             return False
@@ -69,20 +69,20 @@ class Signals:
         return True
 
     def _stop_listening(self) -> None:
-        """Ignore questions from now on: without a handler, one that comes while Python ends would kill the process."""
+        """Ignore SIGUSR2 from now on: without a handler, one that arrives while Python exits would kill the process."""
         if os.getpid() == self._pid:
             faulthandler.unregister(signal.SIGUSR2)
             signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
     def close_in_child(self) -> None:
-        """Give the signals back, in a forked process: what their handlers write would be taken for the rank's."""
+        """Stop handling the signals in a forked process: its writes would be taken for the rank's."""
         for number in self._taken:
             faulthandler.unregister(number)
         _go_on()
 
 
 def _pipe() -> tuple[int, int]:
-    """Return the ends of a pipe whose writes do not wait, for handlers of signals."""
+    """Return the ends of a pipe with non-blocking writes, for signal handlers."""
     read, write = os.pipe()
     os.set_blocking(write, False)
     return read, write
@@ -104,10 +104,10 @@ def _go_on() -> None:
 
 
 class Start:
-    """The watchdog of this process, from its start on."""
+    """This process's watchdog, from its start on."""
 
     def __init__(self, rank: int, size: int, folder: str) -> None:
-        self.watchdog: Watchdog | None = None  # until it has been loaded
+        self.watchdog: Watchdog | None = None  # None until it is loaded
         self.pid = os.getpid()
         self._rank = rank
         self._size = size
@@ -119,14 +119,14 @@ class Start:
         self._thread = threading.Thread(target=self._run, name="hpccomm-watchdog", daemon=True)
 
     def start(self) -> None:
-        """Start the thread, and listen to the signals that nobody else handles."""
+        """Start the thread, and listen to the signals that the program does not handle."""
         atexit.register(self._report_end)
         self._signals.listen()
         self._thread.start()
         self._start_threads_without_python()
 
     def _start_threads_without_python(self) -> None:
-        """Start what speaks for this process while a call of C holds the GIL (`native/gil_held.h`)."""
+        """Start the threads that answer for this process while a call of C holds the GIL (`native/gil_held.h`)."""
         if (
             gil_held is None
             or fastpath is None
@@ -134,13 +134,13 @@ class Start:
             or not (free := gil_held.free_signal())
         ):
             return
-        self._stacks = os.memfd_create("hpccomm-stacks")  # where faulthandler leaves them
+        self._stacks = os.memfd_create("hpccomm-stacks")  # faulthandler writes stacks into it
         faulthandler.register(free, file=self._stacks, all_threads=True)
         if gil_held.start(self._rank, self._size, PACKAGE, free, self._stacks, fastpath.blocking_address()):
             atexit.register(gil_held.stop)
 
     def stop(self) -> None:
-        """End the thread, because the settings of rank 0 want no watchdog."""
+        """End the thread, because rank 0's settings disable the watchdog."""
         self._has_stopped = True
         with _changing:
             if self.watchdog is not None:
@@ -150,7 +150,7 @@ class Start:
             gil_held.stop()
 
     def configure(self, agreed: Settings, processes: dict[int, int]) -> None:
-        """Take the settings that all ranks agree on, and the processes of this node."""
+        """Use the settings that all ranks agreed on, and the processes of this node."""
         with _changing:
             self._processes.update(processes)
             self._folder = agreed.debug_dir
@@ -159,10 +159,10 @@ class Start:
             if self.watchdog is not None:
                 self.watchdog.reporter.configure(self._folder, self._processes)
         if agreed.keeps_reports or agreed.trace != "0":
-            self._signals.listen_to(signal.SIGTERM)  # by which launchers end the other ranks when one has died
+            self._signals.listen_to(signal.SIGTERM)  # launchers send it to the other ranks when one has died
 
     def loaded(self) -> Watchdog:
-        """Return the watchdog, imported."""
+        """Return the watchdog; import it if necessary."""
         with _importing:
             from .report import Reporter
             from .watchdog import Watchdog
@@ -182,9 +182,9 @@ class Start:
             self.loaded().run(self._signals)
 
     def _report_end(self) -> None:
-        """Let others know that the program has ended before its groups, by a report where an exception has done it.
+        """Report that the program has ended before its groups; write a report file if an exception ended it.
 
-        Nobody can ask this rank then. Without an exception it may be a good end, which leaves no files.
+        Other ranks can't ask this rank afterwards. An end without an exception may be intended, so it leaves no files.
         """
         error = getattr(sys, "last_value", None)
         has_groups = any(group.processes and group.leaving is None for group in groups())
@@ -203,9 +203,9 @@ _started: Start | None = None
 
 
 def begin(rank: int, size: int, folder: str, is_wanted: bool | None = None) -> None:
-    """Start the watchdog of this process, which is this rank of MPI.COMM_WORLD; a second call does nothing.
+    """Start this process's watchdog, as this rank of MPI.COMM_WORLD. A second call can only stop it.
 
-    `is_wanted` comes from the settings; before they are agreed on, this process's ``HPCCOMM_WATCHDOG`` counts.
+    `is_wanted` comes from the settings; until ranks agree on them, this process's ``HPCCOMM_WATCHDOG`` decides.
     """
     global _started
     if is_wanted is None:
@@ -223,7 +223,7 @@ def begin(rank: int, size: int, folder: str, is_wanted: bool | None = None) -> N
 
 @functools.cache  # once
 def _watch_ctrl_c() -> None:
-    """Say where a job of one rank waits for itself, and let Ctrl-C end it inside MPI: it has no watchdog."""
+    """In a job of one rank, which has no watchdog, report waits for itself, and let Ctrl-C end it inside MPI."""
     signals = Signals(signal.SIGINT)
     signals.listen_to(signal.SIGINT, signal.default_int_handler)
 
@@ -239,7 +239,7 @@ def _watch_ctrl_c() -> None:
             if poll.poll(1000 * LONGEST_PERIOD):
                 os.read(read, 1 << 16)
                 end_on_ctrl_c(0)
-            with contextlib.suppress(Exception):  # Ctrl-C must work all the same
+            with contextlib.suppress(Exception):  # Ctrl-C must work anyway
                 lonely.look(time.monotonic())
 
     os.register_at_fork(before=_hold_back, after_in_parent=_go_on, after_in_child=signals.close_in_child)
@@ -247,17 +247,17 @@ def _watch_ctrl_c() -> None:
 
 
 def listen_to_sigterm() -> None:
-    """Let SIGTERM, too, be answered by the watchdog of this process."""
+    """Make this process's watchdog handle SIGTERM, too."""
     if _started is not None:
         _started._signals.listen_to(signal.SIGTERM)
 
 
 def configure(agreed: Settings, processes: dict[int, int]) -> None:
-    """Give the watchdog the settings that all ranks agree on, and the processes of this node."""
+    """Give the watchdog the settings that all ranks agreed on, and the processes of this node."""
     if _started is not None:
         _started.configure(agreed, processes)
 
 
 def current() -> Watchdog | None:
-    """Return the watchdog of this process, imported; None where there is none."""
+    """Return this process's watchdog, imported; None if there is none."""
     return None if _started is None else _started.loaded()

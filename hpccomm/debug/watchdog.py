@@ -1,7 +1,7 @@
 """The watchdog: a thread that looks once a second at the calls that the program's threads are in.
 
-A call that was on a stack at the last look, and still is, has been in flight since then: operations note nothing, and
-pay nothing. The watchdog never calls MPI, so it works at every thread level, and while MPI hangs.
+A call that is on a stack in two successive looks has been in flight in between: operations record nothing and pay
+nothing. The watchdog never calls MPI, so it works at every thread level, and while MPI hangs.
 """
 
 from __future__ import annotations
@@ -43,28 +43,28 @@ from .trace.files import save
 from .waiting import Wait
 from .words import duration
 
-WARN_AFTER = 60.0  # seconds at least
-SHORTEST_START = 5.0  # seconds that a world has to be made, however short the timeout of its operations
-PATIENCE = 5.0  # seconds for the reports of the others
-FOLDER_PERIOD = 3.0  # seconds between two looks for a question from another node, or of `hpccomm debug --job`
-POLLED_WITHIN = 10.0  # seconds since a program has last been seen asking for a Work that has not ended
-IF_ALL_WAIT = "abort if all wait"  # an `on_timeout` of the groups of `hpccomm run`, where the user asks for none
-PATIENCE_AFTER_SIGTERM = 0.5  # for reports: launchers send SIGKILL a second later
-JUDGES = 3  # ranks that ask where the others are when they themselves are in a call of C for long, one after the other
-STATUS = 124  # of a job that is ended: as `timeout` does it
+WARN_AFTER = 60.0  # seconds; the earliest time of a warning
+SHORTEST_START = 5.0  # seconds that making a world may take, even if its timeout is shorter
+PATIENCE = 5.0  # seconds for the other ranks' reports
+FOLDER_PERIOD = 3.0  # seconds between two looks for a question from another node, or from `hpccomm debug --job`
+POLLED_WITHIN = 10.0  # seconds after its last poll for which an incomplete Work counts as polled
+IF_ALL_WAIT = "abort if all wait"  # `on_timeout` of the groups of `hpccomm run`, unless the user sets it
+PATIENCE_AFTER_SIGTERM = 0.5  # seconds for reports: launchers send SIGKILL a second later
+JUDGES = 3  # ranks that ask for the others' places, one after the other, after they have been in a call of C for long
+STATUS = 124  # the exit status of a job that is ended, like that of `timeout`
 
 
 @dataclass
 class _Observed:
-    """A call that has been seen, and the times of the first and the last look that saw it."""
+    """A call that was seen, and the times of the first and the last look that saw it."""
 
     call: CallInFlight
     first: float
     last: float
-    begun: dict[str, int]  # operations that the process had begun at the first, by the key of their group
+    begun: dict[str, int]  # operations that the process had begun at the first look, by group key
     has_warned: bool = False
     has_timed_out: bool = False
-    asks_again_at: float = math.inf  # where the job goes on because a rank may only be slow
+    asks_again_at: float = math.inf  # set if the job continues because a rank may only be slow
 
 
 class Watchdog:
@@ -75,26 +75,26 @@ class Watchdog:
         self._seen: dict[Any, _Observed] = {}
         self._reported: set[str] = set()
         self.has_stopped = False
-        self._thread = 0  # in which it runs
-        self._woken = 0  # datagrams, or more, that have told it to look into the folder
+        self._thread = 0  # the identifier of its thread
+        self._woken = 0  # number of times that it was woken to look into the folder
         self._looked_for_questions = time.monotonic()
         self._timeout_of_init = DEFAULT_TIMEOUT.total_seconds()
-        with contextlib.suppress(ValueError):  # raised on every rank by those who agree on the settings
+        with contextlib.suppress(ValueError):  # every rank raises it when ranks agree on the settings
             self._timeout_of_init = settings.read().timeout or self._timeout_of_init
         self._standing = Standing()
-        self._asks_from = 0.0  # seconds of standing from which on this rank asks where the others are
+        self._asks_from = 0.0  # seconds in one call of C after which this rank asks for the others' places
         reporter.standstill = self._standing.seconds
 
     def run(self, signals: Signals) -> None:
-        """Look, and answer, until it is told to stop."""
+        """Look at calls and answer questions until it is stopped."""
         self._thread = threading.get_ident()
         mailbox = self.reporter.mailbox
         mailbox.open()
         os.register_at_fork(after_in_child=mailbox.close)
-        poll = select.poll()  # select.select takes no file beyond 1023
+        poll = select.poll()  # select.select takes no descriptor above 1023
         for file, _ in signals.pipes.values():
             poll.register(file, select.POLLIN)
-        hears: bool | None = False  # None when the program has closed the mailbox's file
+        hears: bool | None = False  # None after the program has closed the mailbox's descriptor
         while not self.has_stopped:
             try:
                 if hears not in (None, mailbox.is_open) and mailbox.fileno() >= 0:
@@ -116,7 +116,7 @@ class Watchdog:
                     self._end_on_sigterm()
                 self.look(time.monotonic())
                 askers = mailbox.askers(time.monotonic())
-                is_woken = bool(events) or mailbox.was_woken  # maybe by a datagram that has come after the poll
+                is_woken = bool(events) or mailbox.was_woken  # perhaps by a datagram that arrived after the poll
                 self._woken += is_woken
                 mailbox.was_woken = False
                 if signal.SIGUSR2 in came:
@@ -134,7 +134,7 @@ class Watchdog:
                 time.sleep(LONGEST_PERIOD)
 
     def _tell_of_strangers(self) -> None:
-        """Say, once, that another user's datagrams have closed the mailbox for a while."""
+        """Report once that another user's datagrams have closed the mailbox for a while."""
         text = (
             f"hpccomm: rank {self.reporter.rank} does not answer `hpccomm debug --pid` for a minute: user "
             f"{self.reporter.mailbox.stranger} of this node sends it many datagrams; `hpccomm debug --job` works"
@@ -144,7 +144,7 @@ class Watchdog:
             tell(text)
 
     def _ask_for(self, askers: list[bytes]) -> None:
-        """Ask all ranks on behalf of processes outside of the job, and send these the folder of the reports."""
+        """Ask all ranks on behalf of processes outside the job, and send these processes the reports' folder."""
         if self.reporter.time_of_end() is None:
             token = self.reporter.ask()
             for asker in filter(None, askers):
@@ -155,12 +155,12 @@ class Watchdog:
         self.reporter.answer(self.elapsed())
         when = self.reporter.time_of_end()
         if when is not None:
-            self.reporter.wake()  # those of another node have no datagram of the rank that ends the job
+            self.reporter.wake()  # ranks of another node get no datagram from the rank that ends the job
             save(self.reporter.folder.places[0])
             _end_at(when)
 
     def _looks_for_questions(self) -> bool:
-        """Whether this rank should look now for a question from another node, of which no datagram tells."""
+        """Return whether to look now for a question from another node, which sends no datagram."""
         on_this_node = self.reporter.processes
         if self.reporter.mailbox.is_open and on_this_node and self.reporter.rank != min(on_this_node):
             return False
@@ -172,14 +172,14 @@ class Watchdog:
     # -- looking -----------------------------------------------------------------------------------------
 
     def look(self, now: float) -> None:
-        """Look at the calls in flight, and warn of those that take too long, or end the job."""
+        """Look at the calls in flight; warn about calls that take too long, or end the job."""
         identify_groups()
         for source in SOURCES:
             source.polls()
         begun = {key_of(group): group.sequence_number + group.message_number for group in groups()}
         for call in in_flight():
             observed = self._seen.get(call.key)
-            # A program that asks, and begins operations, does not wait. (A group that is collected begins none.)
+            # A program that polls and begins operations does not wait. (A group that is collected begins none.)
             goes_on = observed is not None and call.is_polled and not begun.items() <= observed.begun.items()
             if observed is None or goes_on:
                 self._seen[call.key] = observed = _Observed(call, now, now, begun)
@@ -199,7 +199,7 @@ class Watchdog:
         if _has_no_limit(call):
             return
         limit = self._limit(call)
-        if call.can_raise or stacks.is_in_mismatch_check(call.group):  # it ends by itself, earlier
+        if call.can_raise or stacks.is_in_mismatch_check(call.group):  # it ends by itself before that
             limit = 1.1 * max(limit, SHORTEST_MEETING) + 2 * PATIENCE
         if elapsed > limit and not observed.has_timed_out:
             observed.has_timed_out = True
@@ -214,17 +214,17 @@ class Watchdog:
             )
 
     def _judge_standstill(self, stands: float) -> None:
-        """End the job, or tell, where every rank is in a call of C that hpccomm can't see into, for the time limit.
+        """End the job, or report, if every rank is in a call of C that hpccomm can't see into, for the time limit.
 
-        One may compute there for longer, or wait for threads or processes that do: so the job ends only under
-        ``hpccomm run``, where the user wants the time limit to end it, and where no rank has further threads.
+        A rank may compute there for longer, or wait for threads or processes that compute. So the job ends only under
+        ``hpccomm run``, if the user wants the time limit to end it and no rank has further threads.
         """
         reporter = self.reporter
         watched = [SOURCES[0].group] if SOURCES else groups()
         limit = max((as_seconds(group.timeout) for group in watched), default=math.inf)
         if not SOURCES:
             limit = max(limit, WARN_AFTER)
-        first = limit + 2 * PATIENCE * reporter.rank  # the next rank asks where this one can't
+        first = limit + 2 * PATIENCE * reporter.rank  # the next rank asks if this one can't
         if stands < first:
             self._asks_from = first
         if stands < self._asks_from:
@@ -249,7 +249,7 @@ class Watchdog:
         return limit if call.timeout is None else max(limit, call.timeout)
 
     def elapsed(self) -> dict[Any, float]:
-        """Return for each call in flight, by its key, the seconds since it was first seen."""
+        """Return the seconds since each call in flight was first seen, by the call's key."""
         now = time.monotonic()
         return {key: now - observed.first for key, observed in self._seen.items()}
 
@@ -273,9 +273,9 @@ class Watchdog:
                     if ends and _has_gone_on(call):
                         ends = False
                         lines.append("it has ended while the ranks were asked: the job goes on")
-                    self._tell_end(lines, call.group, ends)  # before the program, which waits for the file, may end
+                    self._tell_end(lines, call.group, ends)  # first: the program waits for the file, and may then end
                     reporter.conclude("\n".join(found.lines))
-            else:  # another rank gives the verdict, and ends the job, unless its own call has gone on
+            else:  # another rank gives the verdict; this rank, too, ends the job unless its own call has ended
                 ends = ends and not _has_gone_on(call)
                 if ends:
                     self._tell_end([what, *reporter.conclusion().splitlines()], call.group, ends)
@@ -294,7 +294,7 @@ class Watchdog:
         return f"{call.record} at {call.record.where} {after}"
 
     def _ask_again(self, observed: _Observed, now: float) -> None:
-        """End the job if every rank waits by now; this rank has said that one may only be slow."""
+        """End the job if every rank waits by now; this rank has reported that one may only be slow."""
         limit = self._limit(observed.call)
         found = verdict(self._reports("timeout"), self.reporter.size)
         observed.asks_again_at = now + limit - found.all_wait
@@ -339,14 +339,14 @@ class Watchdog:
         return self.reporter.reports(reason, self.elapsed(), self._patience())
 
     def _patience(self) -> float:
-        """Return the seconds in which all ranks that can answer have answered."""
+        """Return the seconds within which all ranks that can answer do so."""
         all_are_on_this_node = len(self.reporter.processes) >= self.reporter.size
         return PATIENCE if all_are_on_this_node else PATIENCE + FOLDER_PERIOD
 
     def _gives_the_verdict(self, elapsed: float, more: float = 0.0) -> bool:
-        """Whether this rank is to give the verdict; if not, wait until another has, and `more` seconds for the end.
+        """Return whether this rank must give the verdict; if not, wait for it, and `more` seconds for the end.
 
-        It is waited for as long as that rank lives and works; if it does not, another takes its place.
+        It waits as long as the rank that makes the verdict lives and works; otherwise another rank takes over.
         """
         began, lost = time.monotonic(), 0
         while not self.reporter.claim(elapsed + time.monotonic() - began, lost):
@@ -356,11 +356,11 @@ class Watchdog:
         return True
 
     def _wait_for_the_verdict(self, more: float = 0.0, at_most: float = math.inf) -> bool:
-        """Wait for a verdict, and `more` seconds; return whether there is one, and not only a rank that is gone."""
+        """Wait for a verdict, and `more` seconds; return False if its rank is lost, or after `at_most` seconds."""
         began, woken = time.monotonic(), self._woken
         reporter, wait = self.reporter, Wait(self.reporter.place(), began)
         while (outcome := wait.outcome(time.monotonic())) == "waits" and time.monotonic() < began + at_most:
-            if threading.get_ident() == self._thread:  # another thread leaves the datagrams to this one
+            if threading.get_ident() == self._thread:  # other threads leave the datagrams to this one
                 askers = reporter.mailbox.askers(time.monotonic())
                 self._woken += reporter.mailbox.was_woken
                 reporter.mailbox.was_woken = False
@@ -376,7 +376,7 @@ class Watchdog:
         return outcome == "given"
 
     def who_is_late(self) -> str:
-        """Return the verdict: this rank's, or that of another rank that has claimed it before."""
+        """Return the verdict: this rank's, or that of another rank that claimed it before."""
         call = stacks.call_of_thread(threading.get_ident())
         if self._gives_the_verdict(self.elapsed().get(None if call is None else call.key, LONGEST_PERIOD)):
             found = self.inquire()
@@ -384,10 +384,10 @@ class Watchdog:
         return self.reporter.conclusion()
 
     def _end(self) -> NoReturn:
-        """End the job: the launcher ends the other ranks when one has ended like this. MPI_Abort might hang.
+        """End the job: the launcher ends the other ranks after one has ended like this. MPI_Abort might hang.
 
-        Those that can end by themselves do so at the same time: the launcher then returns their status, and not that of
-        processes that it has killed.
+        Ranks that can end by themselves do so at the same time. The launcher then returns their status, instead of that
+        of processes that it has killed.
         """
         when = time.time()
         try:
@@ -398,7 +398,7 @@ class Watchdog:
             _end_at(when)
 
     def _tell_once(self, where: str, patience: float = PATIENCE, stream: TextIO | None = None) -> None:
-        """Tell where this rank is, and the verdict, if this rank is the first that does so at the end of the job."""
+        """Print this rank's place and the verdict, if this rank is the first to do so at the end of the job."""
         try:
             if not self.reporter.claim(2 * PATIENCE_WITH_PYTHON):
                 self._wait_for_the_verdict(at_most=patience)
@@ -406,12 +406,12 @@ class Watchdog:
             found = verdict(self.reporter.reports("the end", self.elapsed(), patience), self.reporter.size)
             tell("\n".join([where, *(f"hpccomm: {line}" for line in found.lines)]), stream)
             self.reporter.conclude("\n".join(found.lines))
-        except OSError:  # no folder can be written to
+        except OSError:  # no folder is writable
             tell(where, stream)
 
     def _tell_of_sigterm(self) -> None:
         waits = [each.call.record for each in self._seen.values() if not each.call.is_polled]
-        if not waits:  # this rank may be the one that the others wait for
+        if not waits:  # the others may wait for this rank
             self._wait_for_the_verdict(at_most=PATIENCE_AFTER_SIGTERM)
             return
         where = "at the end of its program" if waits[0].name == "leave" else f"in {waits[0]}"
@@ -421,9 +421,9 @@ class Watchdog:
         let_launcher_read()
 
     def _end_on_sigterm(self) -> None:
-        """Leave a report on SIGTERM, and end as without a watchdog; under `hpccomm run` with a verdict.
+        """Leave a report on SIGTERM, and end as without a watchdog; under `hpccomm run`, also give a verdict.
 
-        Open MPI's launcher passes on Ctrl-C so. It also ends the others so when a rank has died, which needs no words.
+        Open MPI's launcher sends SIGTERM after Ctrl-C, and also after a rank has died, which needs no verdict.
         """
         try:
             self.look(time.monotonic())
@@ -441,7 +441,7 @@ class Watchdog:
 
 
 def in_flight() -> list[CallInFlight]:
-    """Return the calls that the program waits in, and those whose Works it asks for."""
+    """Return the calls that the program waits in, and the calls for Works that it polls."""
     found = {call.key: call for call in stacks.calls_in_flight(without=threading.get_ident())}
     for work in works_in_flight():
         if _was_asked(work) or getattr(work, "is_driven", False) or _gpu_is_busy(work):
@@ -451,11 +451,11 @@ def in_flight() -> list[CallInFlight]:
 
 
 def _end_at(when: float) -> NoReturn:
-    """End this process at that time (seconds since the epoch, within the next one), to the millisecond.
+    """End this process at a time (seconds since the epoch, within the next second), to the millisecond.
 
-    It is waited for with the GIL held: a program that computes would let this thread go on only some milliseconds
-    later; and the other threads, which may wait in MPI without a pause, give way to this one. A rank that is late is
-    killed by the launcher, and MPICH's (hydra's pmip.c) may then return 9 for the job.
+    It waits with the GIL held: a program that computes would let this thread continue some milliseconds late. The other
+    threads, which may wait in MPI without a pause, get the lowest priority. The launcher kills a rank that is late, and
+    MPICH's (hydra's pmip.c) may then return 9 for the job.
     """
     let_go_of_output()
     take_names_away(MAPPED_LATER)
@@ -468,9 +468,9 @@ def _end_at(when: float) -> NoReturn:
 
 
 def _has_no_limit(call: CallInFlight) -> bool:
-    """Whether a rank waits as a spare, for a task, or, but under `hpccomm run`, at the end of its program.
+    """Return True for waits as a spare, for a task, or (except under `hpccomm run`) at the end of the program.
 
-    The others may compute for hours.
+    The other ranks may compute for hours.
     """
     if call.record.name == "leave":
         return all(source.group is not call.group for source in SOURCES)
@@ -478,7 +478,7 @@ def _has_no_limit(call: CallInFlight) -> bool:
 
 
 def _has_gone_on(call: CallInFlight) -> bool:
-    """Whether a call has ended since it has been seen."""
+    """Return whether a call has ended since it was seen."""
     work = None if call.work is None else call.work()
     if work is not None and work in works_in_flight():
         return False
@@ -486,24 +486,24 @@ def _has_gone_on(call: CallInFlight) -> bool:
 
 
 def _is_polled(observed: _Observed, now: float) -> bool:
-    """Whether the program asks again and again for a Work that has not ended."""
+    """Return whether the program polls a Work that has not completed."""
     work = None if observed.call.work is None else observed.call.work()
     return work is not None and now - observed.last <= POLLED_WITHIN and work in works_in_flight()
 
 
 def _was_asked(work: Any) -> bool:
-    """Whether the program has asked for a Work since the last look."""
+    """Return whether the program has polled a Work since the last look."""
     asked, work.was_asked = work.was_asked, False
     return bool(asked)
 
 
 def _gpu_is_busy(work: Any) -> bool:
-    """Whether the event of a GPU's Work has not passed. Any thread may poll such a Work, which does not call MPI."""
+    """Return whether a GPU's Work has an event that has not passed. Polling it does not call MPI, so any thread may."""
     if not (isinstance(work, Work) and work.progress.any_thread_may_poll):
         return False
     try:
         return not work.poll()
-    except Exception:  # the thread that waits for it gets this, too
+    except Exception:  # the thread that waits for it gets the error, too
         return False
 
 
@@ -512,40 +512,40 @@ def _gpu_is_busy(work: Any) -> bool:
 
 @keeps_time
 def who_is_late() -> str:
-    """Ask all ranks for their reports and return the verdict, or "" where it finds none; it takes a few seconds.
+    """Ask all ranks for their reports and return the verdict, or "" if it names no rank; takes a few seconds.
 
-    The program's own threads call it when they have waited too long, before they raise.
+    The program's own threads call it after they have waited too long, before they raise.
     """
     watchdog = current()
     try:
         return "" if watchdog is None else watchdog.who_is_late()
-    except OSError:  # no folder can be written to
+    except OSError:  # no folder is writable
         return ""
 
 
 def reports() -> list[dict[str, Any]]:
-    """Ask all ranks for their reports and return those that come; nothing before there is a world."""
+    """Ask all ranks for their reports and return those that arrive; [] before there is a world."""
     watchdog = current()
     try:
         return [] if watchdog is None else watchdog._reports("asked")
-    except OSError:  # no folder can be written to
+    except OSError:  # no folder is writable
         return []
 
 
 def places() -> dict[int, str]:
-    """Return the line and function that each rank is in, ``"train.py:88 in load"``; nothing before there is a world."""
+    """Return the line and function that each rank is in, ``"train.py:88 in load"``; {} before there is a world."""
     return {each["rank"]: each["program"] for each in reports()}
 
 
 def end_job(why: str) -> NoReturn:
-    """End the job with status 124, saying why, and where the reports of all ranks are."""
+    """End the job with status 124; print the reason, and the folder of the reports."""
     watchdog = current()
     lines = [why, f"the job ends with status {STATUS}"]
     if watchdog is None:
         tell("\n".join(f"hpccomm: {line}" for line in lines), stderr.uncaptured())
         _end_at(time.time())
     try:
-        with contextlib.suppress(OSError):  # no folder can be written to
+        with contextlib.suppress(OSError):  # no folder is writable
             watchdog.inquire()
             lines.insert(1, watchdog._where_reports_are())
         tell("\n".join(f"hpccomm: {line}" for line in lines), stderr.uncaptured())
@@ -559,7 +559,7 @@ def dump(reason: str = "asked by the program") -> Path:
     Parameters
     ----------
     reason : str
-        Is shown by ``hpccomm debug``.
+        The reason that ``hpccomm debug`` shows.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Words that reports, recordings and the mismatch check share."""
+"""Text functions that reports, recordings and the mismatch check share."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from ..process.together import ranks_by_value as ranks_by_value
 from ..process.together import ranks_in_words as ranks_in_words
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-LARGEST_JOB = 1 << 22  # ranks, of which files may tell
+LARGEST_JOB = 1 << 22  # the most ranks that a file may name
 
 
 def tag_in_words(name: str, tag: int) -> str:
-    """Return the tag of a message of the operation `name`: messages of objects have tags of their own."""
+    """Return the tag of a message of the operation `name`; messages of objects have tags of their own."""
     return f"{tag} of objects" if name.endswith("_object_list") else f"{tag}"
 
 
 def as_ranges(ranks: Iterable[int]) -> list[list[int]]:
-    """Return ranks, in their order, as the arguments of ranges: ``[[0, 10000, 1]]`` for 10,000 ranks in a row."""
+    """Return ranks, in their order, as arguments of ranges: ``[[0, 10000, 1]]`` for 10,000 consecutive ranks."""
     found: list[list[int]] = []
     for rank in ranks:
         if found and found[-1][1] == rank:
@@ -31,7 +31,7 @@ def as_ranges(ranks: Iterable[int]) -> list[list[int]]:
 
 
 def from_ranges(ranges: Iterable[Sequence[int]], most: int) -> list[int]:
-    """Return the ranks in what `as_ranges` has returned; ValueError if they are more than `most`."""
+    """Return the ranks that `as_ranges` has encoded; raise ValueError if there are more than `most`."""
     found = [range(*each) for each in ranges]
     if sum(map(len, found)) > most:
         raise ValueError(f"a report names more than {most} ranks")
@@ -59,5 +59,5 @@ def size_in_words(nbytes: float) -> str:
 
 
 def by_number(several: Sized, one: str, more: str) -> str:
-    """Return the singular or the plural of a word, for so many things."""
+    """Return the singular or the plural of a word for this number of things."""
     return one if len(several) == 1 else more

@@ -1,1 +1,1 @@
-"""The mismatch check (``HPCCOMM_DEBUG=DETAIL``): before each operation the ranks compare what they are about to do."""
+"""The mismatch check (``HPCCOMM_DEBUG=DETAIL``): ranks compare each operation before it begins."""

@@ -1,4 +1,4 @@
-"""The mismatch check (``HPCCOMM_DEBUG=DETAIL``): before each operation the ranks compare what they are about to do."""
+"""The mismatch check (``HPCCOMM_DEBUG=DETAIL``): ranks compare each operation before it begins."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def compare_calls(group: ProcessGroup) -> None:
-    """Compare the calls of the ranks of a new group from now on; every rank of it calls this."""
+    """Compare the calls on a new group from now on; collective."""
     check = MismatchCheck(group)
     fields = [f"backend {group.config}", f"timeout {as_seconds(group.timeout):g} s", f"on_timeout {group.on_timeout}"]
     if group.device_id is not None:
@@ -47,18 +47,18 @@ class MismatchCheck:
             self._comm = mpi_library.private(group.comm.Dup(), group.comm)
         self._comparison = Comparison(self._comm, group)
         self._messages = MessageCheck(group, self._comm)
-        self._set_up = 0  # persistent operations
+        self._set_up = 0  # number of persistent operations
         self._leaves = False
 
     @property
     def is_waiting(self) -> bool:
-        """Whether this rank waits here, for others or for a message; such a wait ends by itself when the time is up."""
+        """True while this rank waits in the check; such a wait has a time limit of its own."""
         return self._comparison.is_waiting or self._messages.is_waiting
 
-    # -- what the group calls --------------------------------------------------------------------
+    # -- the group's interface ---------------------------------------------------------------------
 
     def begin(self, operation: Operation) -> None:
-        """Raise on every rank if the ranks are about to do different operations; for a message, on the receiver."""
+        """Raise on every rank if the ranks' operations differ; for a message, raise on the receiver."""
         if operation.name in MESSAGES:
             with failures.translating(operation.name, self._group.comm):
                 self._messages.begin(operation)
@@ -67,12 +67,12 @@ class MismatchCheck:
         self._compare(operation.name, call_in_words(operation), operation.sequence_number, sizes, timeout)
 
     def end(self, operation: Operation) -> None:
-        """Compare a message that has come."""
+        """Compare the label of a completed message."""
         if operation.name in MESSAGES:
             self._messages.end(operation)
 
     def set_up(self, call: Call) -> int:
-        """Compare the set-up of a persistent operation, and return its number: the same on every rank."""
+        """Compare the set-up of a persistent operation; return its number, which is the same on every rank."""
         if call.name in MESSAGES:
             return 0
         operation = Operation(self._group, f"{call.name}_init", 0, call.device, False, call.named)
@@ -81,16 +81,16 @@ class MismatchCheck:
         return self._set_up
 
     def agree(self, name: str, *details: str) -> None:
-        """Compare a call that all ranks make, and that is no operation of the group."""
+        """Compare a collective call that is not an operation of the group."""
         if name != "destroy":
             self._compare(name, with_details(name, details))
         elif not self._leaves:
             self._compare(name, name, timeout=max(as_seconds(self._group.timeout), SHORTEST_MEETING))
-            self._leaves = True  # what comes next is collective, also when it is tried again
+            self._leaves = True  # the rest of destroy is collective, also in a retry
 
     def close(self) -> None:
-        """Free the communicator; every rank calls this."""
-        mpi_library.free(self._comm, "", largest_tag=-1)  # what is left is of no interest to the program
+        """Free the communicator; collective."""
+        mpi_library.free(self._comm, "", largest_tag=-1)  # unreceived labels do not matter
 
     # -- collectives -----------------------------------------------------------------------------
 
@@ -113,5 +113,5 @@ class MismatchCheck:
             dispatcher = group.dispatcher
             dispatcher.collectives += int(highest) - group.sequence_number
             dispatcher.fast_path.passed_collectives = dispatcher.collectives
-            group.dispatcher.recent.clear()  # the program may go on
+            group.dispatcher.recent.clear()  # the program may continue
             raise DistError(difference)

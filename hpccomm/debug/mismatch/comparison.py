@@ -1,4 +1,4 @@
-"""Comparison: the statements of all ranks about the call that each is about to make, and their difference in words."""
+"""Comparison of all ranks' statements about the call that each is about to make, with a text of the differences."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ if TYPE_CHECKING:
 
 
 class Members(Protocol):
-    """A group of hpccomm's, or what is known of a communicator."""
+    """A process group, or the facts about a communicator."""
 
     @property
     def name(self) -> str:
-        """As messages name it."""
+        """Its name in messages."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Of its members, as messages name them."""
+        """Its members' ranks in messages."""
 
 
 class Comparison:
     """The comparison of the calls of a group's ranks.
 
-    A statement has the name, the number, the count to go on from, the words and the line of a call, and the sizes that
+    A statement has a call's name, number, text and line, the number of collectives so far, and the sizes that
     `sizes_by_rank` returns.
     """
 
     def __init__(self, comm: MPI.Intracomm, members: Members) -> None:
-        self.comm = comm  # of its own
+        self.comm = comm  # used for comparisons only
         self._exchange = Exchange(comm)
         self._members = members
 
     @property
     def is_waiting(self) -> bool:
-        """Whether this rank waits for others here."""
+        """True while this rank waits for others here."""
         return self._exchange.is_waiting
 
     def __call__(self, statement: Statement, timeout: float) -> Outcome:
-        """Return FINE, DIFFERS or TIMED_OUT, and the text that says more; every rank calls this.
+        """Return FINE, DIFFERS or TIMED_OUT, and a text with details; collective.
 
-        The text of DIFFERS begins with the number to count on from: one rank may have begun an operation, another have
-        made a group.
+        The text of DIFFERS begins with the number from which all ranks continue to count: some ranks may have counted
+        an operation, while others made a group.
         """
         return self._exchange(statement, timeout, self._judge, partial(self._late, timeout))
 
     def are_alike(self, statements: list[Statement]) -> bool:
-        """Return whether the calls belong together, whatever their sizes are."""
+        """Return whether the calls match, apart from sizes."""
         first = statements[0]
         return all((each["number"], each["words"]) == (first["number"], first["words"]) for each in statements)
 

@@ -1,4 +1,4 @@
-"""The labels sent ahead of messages (``HPCCOMM_DEBUG=DETAIL``), which the receiver compares with its own call."""
+"""Labels sent ahead of messages (``HPCCOMM_DEBUG=DETAIL``), which the receiver compares with its own call."""
 
 from __future__ import annotations
 
@@ -24,40 +24,40 @@ from .wording import array_in_words, caller
 if TYPE_CHECKING:
     from ...core.group import ProcessGroup
 
-LABEL_BYTES = 1024  # more than a label takes
-PATIENCE = 5.0  # seconds for a label whose message is there
+LABEL_BYTES = 1024  # the size of the receive buffer, larger than any label
+PATIENCE = 5.0  # seconds to wait for a label after its message has arrived
 
 Label = dict[str, Any]
 
 
 @dataclass
 class Expected:
-    """A receive that has begun, and the label of its message."""
+    """A posted receive, and the label of its message."""
 
     call: str
     words: str
     where: str
-    source: Any  # None while it is not known
+    source: Any  # None until it is known
     tag: int
-    label: Label = field(default_factory=dict)  # empty before it has come
+    label: Label = field(default_factory=dict)  # empty until it arrives
     request: MPI.Request | None = None
     buffer: bytearray = field(default_factory=lambda: bytearray(LABEL_BYTES))
 
     def has_come(self) -> bool:
-        """Return whether the label is there."""
+        """Return whether the label has arrived."""
         if not self.label and self.request is not None and self.request.Test():
             self.label = json.loads(self.buffer.rstrip(b"\0"))
         return bool(self.label)
 
 
 class MessageCheck:
-    """The comparison of messages; their labels travel on the check's communicator, with the tags that MPI gets.
+    """The comparison of messages; labels travel on the check's communicator, with their messages' MPI tags.
 
-    Objects have tags of their own (`OF_OBJECTS`), so a label of objects never meets a receive of an array.
+    Objects have tags of their own (`OF_OBJECTS`), so a receive of an array never gets a label of objects.
 
-    MPI matches messages of one source and tag in the order of the sends and of the receives (MPI-4.1 §3.5), so a
-    receive for the label is posted with that for the message. From any source there is no such order: the label is
-    received when the sender is known; after an asynchronous receive from any rank, its tag is not compared any more.
+    MPI matches messages of one source and tag in order (MPI-4.1 §3.5), so a receive for the label is posted with the
+    receive for the message. A receive from any source has no such order: it gets the label once the sender is known.
+    After an asynchronous receive from any rank, messages with its tag are no longer compared.
     """
 
     def __init__(self, group: ProcessGroup, comm: MPI.Intracomm) -> None:
@@ -65,7 +65,7 @@ class MessageCheck:
         self._lock = threading.Lock()
         self._sends: list[tuple[MPI.Request, bytes]] = []
         self._expected: dict[Operation, Expected] = {}
-        self._seen: dict[tuple[int, int], Label] = {}  # by source and tag, of messages that are there and not received
+        self._seen: dict[tuple[int, int], Label] = {}  # by source and tag, of messages not yet received
         self._uncompared: set[int] = set()  # tags whose messages are not compared
         self.is_waiting = False
 
@@ -86,7 +86,7 @@ class MessageCheck:
                 label.Recv([bytearray(LABEL_BYTES), MPI.BYTE])
             return
         expected = self._expect(operation, words, source, tag)
-        if not is_blocking or operation.name == "sendrecv":  # to wait here could keep the other side waiting
+        if not is_blocking or operation.name == "sendrecv":  # waiting here could block the other rank
             return
         self.is_waiting = True
         try:
@@ -99,24 +99,24 @@ class MessageCheck:
         if expected.label["words"] != words:
             self._discard(expected)
             raise DistBackendError(self._difference(expected))
-        if source is None:  # another rank's message may still be faster
+        if source is None:  # another rank's message may arrive first
             self._seen[expected.source, tag] = expected.label
             self._expect(operation, words, None, tag)
 
     def end(self, operation: Operation) -> None:
-        """Compare the label of a message that has come."""
+        """Compare the label of a completed message."""
         with self._lock:
             expected = self._expected.pop(operation, None)
         if expected is None:
             return
         if expected.source is None:
             if operation.error is not None:
-                self._uncompared.add(expected.tag)  # nobody says whose message it was
+                self._uncompared.add(expected.tag)  # the message's sender is not known
                 return
             sender = operation.outcome[1] if isinstance(operation.outcome, tuple) else operation.outcome
             expected = self._expect(operation, expected.words, sender, expected.tag)
             self._expected.pop(operation)
-        elif operation.error is not None and not isinstance(operation.error, DistBackendError):  # taken back
+        elif operation.error is not None and not isinstance(operation.error, DistBackendError):  # no longer receiving
             self._cancel(expected)
             return
         self._wait(expected, PATIENCE)
@@ -166,7 +166,7 @@ class MessageCheck:
             )
 
     def _next_sender(self, operation: Operation, tag: int) -> int:
-        """Return a rank with a label for which no receive waits: those of earlier receives are posted already."""
+        """Return the sender of a label that no posted receive takes; earlier receives have posted theirs."""
         for source, seen_tag in self._seen:
             if seen_tag == tag:
                 return source
@@ -184,11 +184,11 @@ class MessageCheck:
         expected.request.Cancel()
         status = MPI.Status()
         expected.request.Wait(status)
-        if not status.Is_cancelled():  # a label has come whose message has not: later ones may not belong together
+        if not status.Is_cancelled():  # the label came without its message: later labels may not match
             self._uncompared.add(expected.tag)
 
     def _discard(self, expected: Expected) -> None:
-        """Receive a message that differs, and drop it, so that the sender goes on and nobody takes it later."""
+        """Receive and discard a message that differs, so that its sender continues and no later receive takes it."""
         if expected.label["mpi"]:
             comm: Any = self._group.comm
             comm.Recv([bytearray(expected.label["nbytes"]), MPI.BYTE], expected.source, expected.tag)
@@ -233,7 +233,7 @@ def _in_words(array: Any) -> str:
 
 
 def _poll(is_there: Callable[[], bool], timeout: float) -> bool:
-    """Poll until something is there, or the time is up; return whether it is there."""
+    """Poll until `is_there` returns True or the time is up; return whether it did."""
     deadline, looks = time.monotonic() + timeout, pauses()
     while not is_there():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Calls in words: those of two ranks belong together if, and only if, the words are the same."""
+"""Descriptions of calls: the calls of two ranks match if and only if their descriptions are equal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..records import arrays_in
 from ..stacks import program_line
 
 LONGEST = 600  # characters of one call
-LONGEST_LIST = 100  # characters: nobody would see the difference between many sizes anyway
+LONGEST_LIST = 100  # characters of a list of sizes
 
 
 def call_in_words(operation: Operation) -> str:
@@ -38,7 +38,7 @@ def array_in_words(array: Any) -> str:
 
 
 def caller() -> str:
-    """Return the line of the program that has called hpccomm, ``train.py:91``."""
+    """Return the program's line that called hpccomm, such as ``train.py:91``."""
     return program_line(sys._getframe(1))
 
 
@@ -93,7 +93,7 @@ def _times(sizes: Iterable[int]) -> str:
 
 
 def _block_in_words(calls: Sequence[tuple[str, tuple[Any, ...]]]) -> str:
-    """Return the calls of a coalescing() block, with ``+`` between those that are sent together."""
+    """Describe the calls of a coalescing() block, with ``+`` between calls that are sent together."""
 
     def described(call: tuple[str, tuple[Any, ...]]) -> tuple[str, dict[str, Any]]:
         return call[0], dict(zip(OPERATIONS[call[0]].arguments, call[1]))
@@ -111,7 +111,7 @@ def with_details(name: str, words: Sequence[str]) -> str:
 
 
 def _cut(text: str, longest: int) -> str:
-    """Return a text cut to a length; different ones stay different."""
+    """Cut a text to a length; a hash keeps different texts different."""
     if len(text) <= longest:
         return text
     return f"{text[: longest - 40]} ... [{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}]"

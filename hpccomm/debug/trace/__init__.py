@@ -1,1 +1,1 @@
-"""The history of every rank: the flight recorder, its files, and ``hpccomm trace``, which reads them."""
+"""The history of every rank: flight recorder, files, and ``hpccomm trace``, which reads them."""

@@ -1,4 +1,4 @@
-"""The arrival of ranks at the collectives that all have recorded: which came last, and how long the others waited."""
+"""The ranks' arrivals at recorded collectives: the last rank, and the time that the others waited."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .files import Trace, groups_in
 class Arrival:
     """The arrival of all ranks of a group at one collective."""
 
-    records: dict[int, Record]  # by rank; their clocks have been aligned
+    records: dict[int, Record]  # by rank; with aligned clocks
     last: int  # the rank that came last
-    delay: float  # seconds by which it came later than the last but one, and which the others would have gained
+    delay: float  # seconds between the last rank's arrival and the second to last's
 
     def wait(self, rank: int) -> float:
-        """Return the seconds that a rank waited in it for the last one; 0 if it did not block."""
+        """Return the seconds that a rank waited in the collective for the last rank; 0 if it did not block."""
         record, came = self.records[rank], self.records[self.last].begin
         if record.async_op or record.name.endswith(START):
             return 0.0
@@ -29,7 +29,7 @@ class Arrival:
 
 @dataclass
 class RankTotals:
-    """The sum of all arrivals of a rank: how often it came last, the seconds it delayed others, and those it waited."""
+    """Totals of a rank's arrivals: how often it came last, the seconds it delayed others, and the seconds it waited."""
 
     rank: int
     collectives: int = 0
@@ -39,7 +39,7 @@ class RankTotals:
 
 
 def arrivals(traces: Sequence[Trace]) -> list[Arrival]:
-    """Return the collectives that every rank of their group has recorded and ended."""
+    """Return the collectives that every rank of their group has recorded and completed."""
     groups = groups_in(traces)
     together: dict[tuple[str, int], dict[int, Record]] = defaultdict(dict)
     for trace in traces:
@@ -55,7 +55,7 @@ def arrivals(traces: Sequence[Trace]) -> list[Arrival]:
 
 
 def by_rank(traces: Sequence[Trace]) -> list[RankTotals]:
-    """Return the sum of the arrivals for each rank."""
+    """Return the totals of each rank."""
     found = {trace.rank: RankTotals(trace.rank) for trace in traces}
     for each in arrivals(traces):
         found[each.last].last += 1
@@ -67,7 +67,7 @@ def by_rank(traces: Sequence[Trace]) -> list[RankTotals]:
 
 
 def straggler(ranks: Sequence[RankTotals]) -> RankTotals | None:
-    """Return the rank that delays the others three times as long as any other does, if there is one."""
+    """Return the rank that delays others more than three times as long as any other rank, or None."""
     if len(ranks) < 2:
         return None
     *_, second, worst = sorted(ranks, key=lambda each: each.delay)

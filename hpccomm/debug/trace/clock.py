@@ -1,4 +1,4 @@
-"""Clocks: the difference between a rank's and that of the group's first rank, by messages back and forth."""
+"""Clocks: measure the difference between a rank's clock and that of the group's first rank, with round trips."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from ..records import EPOCH, Record
 if TYPE_CHECKING:
     from ...core.group import ProcessGroup
 
-ROUNDS = 12  # of which the quickest counts
+ROUNDS = 12  # the fastest one counts
 
 
 def now() -> float:
-    """Return the time since the epoch, by a clock that never goes back."""
+    """Return the time since the epoch, from a monotonic clock."""
     return EPOCH + time.perf_counter()
 
 
 def offset(comm: Any, now: Callable[[], float]) -> tuple[float, float]:
-    """Return the seconds to add to this rank's `now()` to get that of rank 0, and the largest error of that.
+    """Return the seconds to add to this rank's `now()` to get rank 0's, and the largest error of this sum.
 
-    Every rank of `comm` calls it; rank 0 answers one rank after the other. The reading of rank 0 is taken to be made in
-    the middle of the round, so the error is at most half of what the quickest round took.
+    Collective; rank 0 answers the ranks in turn. Rank 0's reading is assumed to be from the middle of a round, so the
+    error is at most half the time of the fastest round.
     """
-    from ...job.tags import PAIRWISE as TAG  # at the end there may be messages of the program's that nobody took
+    from ...job.tags import PAIRWISE as TAG  # the program may leave messages that it never receives
 
     reading = bytearray(8)
     if comm.Get_rank() == 0:
@@ -49,27 +49,27 @@ def offset(comm: Any, now: Callable[[], float]) -> tuple[float, float]:
 
 @dataclass
 class Clocks:
-    """The difference between this process's clock and that of the first rank of a group, measured once or more."""
+    """The difference between this process's clock and that of a group's first rank, from one or more measurements."""
 
-    key: str = ""  # of the group; "" where nothing has been measured
+    key: str = ""  # of the group; "" before a measurement
     size: int = 0  # of the group
-    error: float | None = None  # seconds by which `corrected` may be wrong; None where nothing has been measured
+    error: float | None = None  # seconds by which `corrected` may be wrong; None before a measurement
     points: list[tuple[float, float]] = field(default_factory=list)  # readings of this clock, and the seconds to add
 
     def measure(self, group: ProcessGroup) -> None:
-        """Measure, maybe again, because clocks drift; every rank of the group calls this."""
+        """Measure, perhaps again, because clocks drift; collective."""
         if group.comm is not None:
             ahead, error = offset(group.comm, now)
             self.points.append((now(), ahead))
             self.error = max(self.error or 0.0, error)
 
     def corrected(self, record: Record) -> Record:
-        """Return a record with the times of the first rank's clock."""
+        """Return a record with its times on the first rank's clock."""
         end = self._corrected(record.end) if record.end else 0.0
         return replace(record, begin=self._corrected(record.begin), end=end)
 
     def _corrected(self, reading: float) -> float:
-        """Take the drift between the first measurement and the last to be even."""
+        """Interpolate the drift between the first and the last measurement."""
         if not self.points:
             return reading
         (first, ahead), (last, later) = self.points[0], self.points[-1]

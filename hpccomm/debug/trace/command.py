@@ -1,4 +1,4 @@
-"""hpccomm trace: a verdict, a timeline and a summary from the recordings of the ranks."""
+"""hpccomm trace: a verdict, a timeline and a summary from the ranks' recordings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the verdict, and what else is asked for; return 1 if it names a rank, 2 if there is nothing to read."""
+    """Print the verdict and other requested output; return 1 if it names a rank, 2 without recordings."""
     try:
         traces = read(arguments.folder)
     except (OSError, ValueError) as error:

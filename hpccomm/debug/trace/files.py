@@ -1,4 +1,4 @@
-"""The recording of a rank as a file: written at the end, and on demand."""
+"""A rank's recording as a file: written at exit and on demand."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ COLUMNS = [each.name for each in fields(Record)]
 
 @dataclass
 class GroupInfo:
-    """A group, as one of its ranks knows it: members by rank in MPI.COMM_WORLD, and numbers of begun operations."""
+    """One rank's view of a group: members by rank in MPI.COMM_WORLD, and numbers of begun operations."""
 
     name: str
     ranks: tuple[int, ...]
     collectives: int = 0
     messages: int = 0
-    has_all_messages: bool = True  # of a communicator persistent messages are not recorded, nor what C sends
+    has_all_messages: bool = True  # False for a communicator: messages sent from C are not recorded
 
 
 @dataclass
@@ -52,26 +52,26 @@ class Trace:
     pid: int = 0
     groups: dict[str, GroupInfo] = field(default_factory=dict)  # by key
     records: list[Record] = field(default_factory=list)  # in the order in which they began, on rank 0's clock
-    clock_error: float | None = None  # seconds by which times may be wrong; None where clocks have not been compared
-    is_final: bool = True  # the program has ended or hangs: nothing comes afterwards
+    clock_error: float | None = None  # seconds by which times may be wrong; None if clocks were not compared
+    is_final: bool = True  # the program has ended or hangs: nothing follows
 
 
 # -- recording from the start -------------------------------------------------------------------------------
 
 
 class _Tracing:
-    """The recording that HPCCOMM_TRACE has begun in this process."""
+    """The recording that HPCCOMM_TRACE started in this process."""
 
     def __init__(self, settings: Settings) -> None:
         self.folder = settings.debug_dir
         self.recorder = recorders.begin(settings.trace_size, settings.trace == "stack")
         self.clocks = Clocks()
         self.process = _process()
-        self.written: Any = None  # the recorder's mark, when the file was written
+        self.written: Any = None  # the recorder's mark at the last write
         atexit.register(self.write)
 
     def write(self) -> None:
-        """Write the recording, if there is anything new in it, and tell where."""
+        """Write the recording if it has changed, and report its folder."""
         mark = self.recorder.mark()
         if mark == self.written:
             return
@@ -90,19 +90,19 @@ _tracing: _Tracing | None = None
 
 
 def attach(group: ProcessGroup) -> None:
-    """Begin the recording with the first group, and compare clocks in the largest; every rank of a group calls it."""
+    """Start recording with the first group, and compare clocks in the largest group; collective."""
     global _tracing
     if _tracing is None:
         _tracing = _Tracing(group.settings)
-    if group.processes and group.size >= _tracing.clocks.size:  # the world, or made on a communicator
+    if group.processes and group.size >= _tracing.clocks.size:  # the world, or made from a communicator
         _tracing.clocks = Clocks(key_of(group), group.size)
         _tracing.clocks.measure(group)
 
 
 def detach(group: ProcessGroup) -> None:
-    """Write the recording when the largest group ends; every rank of a group calls it before the group is destroyed."""
+    """Write the recording before the largest group is destroyed; collective."""
     if _tracing is not None and _tracing.clocks.key == key_of(group):
-        with contextlib.suppress(RuntimeError):  # MPI's, where a rank dies just now
+        with contextlib.suppress(RuntimeError):  # from MPI, if a rank dies now
             _tracing.clocks.measure(group)
         _tracing.write()
 
@@ -111,9 +111,9 @@ def detach(group: ProcessGroup) -> None:
 
 
 def write_trace(folder: str | Path, is_final: bool = True) -> Path:
-    """Write the recording of this process into a folder, from any thread, and return the file.
+    """Write this process's recording into a folder, from any thread, and return the file.
 
-    `is_final` is false where the program goes on: ranks that are a little behind are not to blame then. OSError where
+    `is_final` is False if the program continues: ranks that are a little behind are then not to blame. Raise OSError if
     the file can't be written.
     """
     recorder = recorders.recorder()
@@ -144,7 +144,7 @@ def write_trace(folder: str | Path, is_final: bool = True) -> Path:
 
 
 def save(folder: str | Path) -> Path | None:
-    """Write the recording at the end of the process; return None if there is none, or it can't be written."""
+    """Write the recording at the end of the process; return None if there is none or it can't be written."""
     recorder = recorders.recorder()
     if recorder is None or not recorder.records():
         return None
@@ -154,7 +154,7 @@ def save(folder: str | Path) -> Path | None:
 
 
 def dump_trace(folder: str | Path | None = None) -> Path:
-    """Write the recording of this rank so far, at any moment; other ranks write theirs if they call it, too.
+    """Write this rank's recording so far; call it on each rank whose recording you want.
 
     Parameters
     ----------
@@ -186,8 +186,8 @@ def dump_trace(folder: str | Path | None = None) -> Path:
 
 
 def read(folder: str | Path) -> list[Trace]:
-    """Return the recordings of the last run in a folder, by rank; ValueError if a file is none."""
-    traces, alike = [], {}  # the same tuple for all that name the same ranks
+    """Return the recordings of the last run in a folder, by rank; raise ValueError if a file is not a recording."""
+    traces, alike = [], {}  # maps texts to tuples: equal tuples share memory
     for file in next(reversed(runs(Path(folder), f"rank*{SUFFIX}")), Path(folder)).glob(f"rank*{SUFFIX}"):
         try:
             said = json.loads(file.read_text(encoding="utf-8"))
@@ -211,12 +211,12 @@ def read(folder: str | Path) -> list[Trace]:
 
 
 def groups_in(traces: Iterable[Trace]) -> dict[str, GroupInfo]:
-    """Return the groups of all recordings, by key."""
+    """Return the groups in all recordings, by key."""
     return {key: group for trace in traces for key, group in trace.groups.items()}
 
 
 def _process() -> tuple[int, int]:
-    """Return the rank and the size of MPI.COMM_WORLD; (0, 1) where MPI has not been started."""
+    """Return the rank and the size of MPI.COMM_WORLD; (0, 1) if MPI is not initialised."""
     if _tracing is not None:
         return _tracing.process
     mpi = sys.modules.get("mpi4py.MPI")

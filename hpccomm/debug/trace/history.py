@@ -1,8 +1,8 @@
-"""The verdict from the recordings of the ranks: the first operation in which they differ, and who is to blame.
+"""The verdict from the ranks' recordings: the first operation in which they differ, and the ranks to blame.
 
-Collectives of a group are numbered alike on every rank, so all that has one number must be one operation. Where the
-recordings agree and some ranks have not come, the ranks that wait for nobody are to blame; where ranks wait for one
-another, the fewer.
+All ranks number a group's collectives alike, so records with the same number must be the same operation. If recordings
+agree but some ranks did not arrive, the ranks that wait for no other rank are to blame. If ranks wait for each other,
+the operation with fewer ranks is to blame.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from .files import Trace
 
 @dataclass
 class History(Verdict):
-    """The verdict from the recordings; its culprits are empty where all ranks agree."""
+    """The verdict from the recordings; `culprits` is empty if all ranks agree."""
 
-    marks: set[tuple[str, int]] = field(default_factory=set)  # the collectives (group, number) that it is about
+    marks: set[tuple[str, int]] = field(default_factory=set)  # the verdict's collectives: (group, number)
 
 
 @dataclass
 class _Collective:
-    """The records of the ranks under one number of one group."""
+    """The ranks' records with one number in one group."""
 
     group: str
     number: int
     records: dict[int, Record]
-    missing: list[int]  # ranks that had not come to it
+    missing: list[int]  # ranks that have not reached it
 
     @property
     def any(self) -> Record:
@@ -40,10 +40,10 @@ class _Collective:
 
 
 def history(traces: Sequence[Trace]) -> History:
-    """Return the ranks to blame, from the recordings of the ranks of a job.
+    """Return the ranks to blame, from the recordings of a job's ranks.
 
-    Older operations may have been overwritten, so recordings may begin with different ones: the part that all ranks
-    have is compared. Without the recordings of some ranks the others are compared.
+    Recordings may begin with different operations, because older ones were overwritten: only the part that all ranks
+    have is compared. Ranks without a recording are left out.
     """
     return _Search(traces).decide()
 
@@ -90,14 +90,14 @@ class _Search:
         return max(known.collectives if known else 0, *self._collectives[group].get(rank, ()), 0)
 
     def _first_doubtful(self, group: str) -> _Collective | None:
-        """Return the first collective of a group in which the ranks differ, or to which some have not come."""
+        """Return a group's first collective in which ranks differ, or which some ranks have not reached."""
         of_rank = self._collectives[group]
         reached = {rank: self.reached(rank, group) for rank in of_rank}
         first = max(min(records, default=reached[rank] + 1) for rank, records in of_rank.items())
         for number in range(first, max(reached.values()) + 1):
             records = {rank: records[number] for rank, records in of_rank.items() if number in records}
             missing = [rank for rank in of_rank if reached[rank] < number]
-            missing = [rank for rank in missing if self._traces[rank].is_final]  # otherwise it may be on its way
+            missing = [rank for rank in missing if self._traces[rank].is_final]  # others may reach it later
             if all(record.state == "in flight" for record in records.values()):
                 missing += [rank for rank in self._members.get(group, ()) if rank in self._absent]
             found = _Collective(group, number, records, missing)
@@ -116,7 +116,7 @@ class _Search:
         return History(minority(found_sides), [line, *filter(None, [hint])], {(found.group, found.number)})
 
     def _shift_hint(self, found: _Collective, both: list[list[int]]) -> str:
-        """Return a hint in words if the smaller side is one collective ahead of the other, or behind."""
+        """Return a hint if the smaller side is one collective ahead of the other side, or behind it."""
         of_rank = self._collectives[found.group]
         now, following = found.number, found.number + 1
 
@@ -130,7 +130,7 @@ class _Search:
             return f"{few} may have left out what the others call #{now}: it fits their #{following}"
         return f"{few} may have called one more than the others, #{now}" if is_ahead and not is_behind else ""
 
-    # -- who has not come --------------------------------------------------------------------------------------
+    # -- missing ranks -----------------------------------------------------------------------------------------
 
     def _absence(self, doubtful: list[_Collective]) -> History:
         waits = self._waits(doubtful)
@@ -150,7 +150,7 @@ class _Search:
         return History([root], [line])
 
     def _waits(self, doubtful: list[_Collective]) -> dict[int, dict[int, Record]]:
-        """Return the ranks that each waiting rank waits for, with the operation in which it does."""
+        """Return the ranks that each waiting rank waits for, with the operation in which it waits."""
         waits: dict[int, dict[int, Record]] = defaultdict(dict)
         for each in doubtful:
             for rank, record in each.records.items():
@@ -176,7 +176,7 @@ class _Search:
         return History(sorted(ranks), list(filter(None, lines)), {(each.group, each.number)})
 
     def _first_other_line(self, each: _Collective, rank: int, other: int) -> str:
-        """Return the first collective that two ranks have called from different lines, in words."""
+        """Describe the first collective that two ranks called from different lines."""
         of_rank = self._collectives[each.group]
         mine, theirs = of_rank.get(rank, {}), of_rank[other]
         for number in sorted(mine.keys() & theirs.keys()):
@@ -188,7 +188,7 @@ class _Search:
         return ""
 
     def _circle(self, circle: list[int], waits: dict[int, dict[int, Record]]) -> History:
-        """Return the verdict on ranks that wait for one another: the fewer in their operation are to blame."""
+        """Return the verdict on ranks that wait for each other: the operations with fewer ranks are to blame."""
         records = [waits[rank][following] for rank, following in zip(circle, [*circle[1:], circle[0]])]
         members: dict[tuple[str, int, str], set[int]] = defaultdict(set)
         for rank, ahead in waits.items():
@@ -205,7 +205,7 @@ class _Search:
         return History(sorted(few or circle), [f"ranks wait for each other: {shown}"], marks)
 
     def _last_in_words(self, rank: int) -> str:
-        """Return the last operation of a rank in words."""
+        """Describe a rank's last operation."""
         trace = self._traces.get(rank)
         if trace is None:
             return "there is no recording of it"
@@ -216,7 +216,7 @@ class _Search:
         return f"{verb} {last}{_at(last)}"
 
     def _tasks(self) -> Iterator[str]:
-        """Yield a line for each task of an executor that has not ended."""
+        """Yield a line for each unfinished task of an executor."""
         for rank, trace in self._traces.items():
             for record in trace.records:
                 if record.name == TASK.name and record.state == "in flight":
@@ -225,9 +225,9 @@ class _Search:
     # -- messages ------------------------------------------------------------------------------------------------
 
     def _unmatched_message(self) -> History:
-        """Return the first message that was sent and not received, or the reverse, where all messages are recorded."""
+        """Return the verdict on the first pair of ranks with unequal numbers of messages sent and received."""
         for group, members in self._members.items():
-            sent: Counter[tuple[int, int, bool]] = Counter()  # by sender, receiver, and whether these are objects
+            sent: Counter[tuple[int, int, bool]] = Counter()  # by sender, receiver, and True for objects
             received: Counter[tuple[int, int, bool]] = Counter()
             last: dict[tuple[int, int, bool], Record] = {}
             unclear = {rank for rank in members if not self._has_all_messages(rank, group)}

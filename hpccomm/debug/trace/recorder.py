@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from ...core.group import ProcessGroup
 
 SIZE = 2000  # operations
-FEW = 64  # groups, until which those that have gone need not be looked for
+FEW = 64  # with fewer groups, vanished ones are not removed
 
 
 class Numbered(Protocol):
-    """What counts its operations on this rank: a process group, or a communicator under ``hpccomm run``."""
+    """An object that counts its operations on this rank: a process group, or a communicator under ``hpccomm run``."""
 
     @property
     def name(self) -> str:
@@ -45,17 +45,17 @@ class Numbered(Protocol):
 
 
 class OtherRecords(Protocol):
-    """Records of what are no operations of hpccomm's groups."""
+    """Records of operations outside hpccomm's groups."""
 
     def records(self) -> list[Record]:
-        """Return the last ones, those in flight among them."""
+        """Return the last records, including those in flight."""
 
     def mark(self) -> Any:
-        """Return what changes with every one that begins."""
+        """Return a value that changes with every operation that begins."""
 
 
 class TracedGroup:
-    """A group that is recorded."""
+    """A recorded group."""
 
     __slots__ = ("__weakref__", "_group", "_numbers", "has_all_messages", "key", "name", "ranks")
 
@@ -69,12 +69,12 @@ class TracedGroup:
 
     @property
     def is_there(self) -> bool:
-        """Whether the group is still there, and not destroyed: garbage may stay for long."""
+        """True until the group is collected or destroyed: garbage may stay for a long time."""
         group = self._group()
         return group is not None and not getattr(group, "is_destroyed", False)
 
     def numbers(self) -> tuple[int, int]:
-        """Return the numbers of collectives and of messages of the group that this rank has begun."""
+        """Return the numbers of collectives and of messages that this rank has begun in the group."""
         group = self._group()
         if group is not None:
             self._numbers = (group.sequence_number, group.message_number)
@@ -87,11 +87,11 @@ class Recorder:
     Attributes
     ----------
     groups : dict
-        The traced groups, by key: those that are there, and those that records are of.
+        The recorded groups, by key: living ones, and those that have records.
     others : list
-        Where other records come from.
+        Sources of other records.
     size : int
-        How many of the last operations are kept.
+        The number of operations that are kept.
     """
 
     def __init__(self, size: int = SIZE, stack: bool = False) -> None:
@@ -99,22 +99,22 @@ class Recorder:
         self.groups: dict[str, TracedGroup] = {}
         self.others: list[OtherRecords] = []
         self.size = size
-        self._entries: deque[Record] = deque(maxlen=size)  # of those that have passed the dispatcher
-        self._places: dict[int, tuple[str, str]] = {}  # of those that have not: the keys and names of their groups
-        self._most = FEW  # groups, until which none is forgotten
+        self._entries: deque[Record] = deque(maxlen=size)  # operations that passed the dispatcher
+        self._places: dict[int, tuple[str, str]] = {}  # operations of fast paths: their groups' keys and names
+        self._most = FEW  # with fewer groups, none is removed
         self._since = last()
-        self._kept: dict[int, Record] | None = None  # of these, when it has stopped
+        self._kept: dict[int, Record] | None = None  # the fast paths' records, once stopped
         if fastpath is not None:
             fastpath.keep(size, True, caller if stack else None)
 
     def hook_of(self, group: ProcessGroup) -> _GroupHook:
-        """Return the hook of one group."""
+        """Return the hook for one group."""
         traced = TracedGroup(group, key_of(group), ranks_of(group))
         self._add(traced)
         return _GroupHook(self, traced)
 
     def trace(self, group: Numbered, key: str, ranks: tuple[int, ...]) -> None:
-        """Let a recording know of a group whose operations no hook sees."""
+        """Add a group whose operations no hook sees."""
         if key not in self.groups:
             self._add(TracedGroup(group, key, ranks, has_all_messages=False))
 
@@ -128,16 +128,16 @@ class Recorder:
         self.groups[traced.key] = traced
 
     def stop(self) -> None:
-        """Keep what has been recorded; the ring buffer has further operations, in less detail."""
+        """Keep the records; the ring buffer continues with less detail."""
         self._kept = ring_records(self._places, self._since)
         if fastpath is not None:
             fastpath.keep(0, False, None)
 
     def records(self) -> list[Record]:
-        """Return the last operations, those in flight among them, in the order in which they began."""
+        """Return the last operations, including those in flight, in the order in which they began."""
         fast = ring_records(self._places, self._since)
         if self._kept is not None:
-            for serial in self._kept.keys() & fast.keys():  # it may have ended since
+            for serial in self._kept.keys() & fast.keys():  # it may have completed since `stop`
                 self._kept[serial].end, self._kept[serial].state = fast[serial].end, fast[serial].state
             fast = self._kept
         found = [replace(each) for each in [*self._entries, *fast.values()]]
@@ -145,14 +145,14 @@ class Recorder:
         return sorted(found, key=lambda record: record.begin)[-self.size :]
 
     def mark(self) -> tuple[Any, ...]:
-        """Return what changes with every operation that begins."""
+        """Return a value that changes with every operation that begins."""
         entries = self._entries
         fast = last() if self._kept is None else max(self._kept, default=0)
         return entries[-1] if entries else None, fast, *(each.mark() for each in self.others)
 
 
 class _GroupHook:
-    """The hook that records the operations of one group that pass its dispatcher."""
+    """The hook that records those operations of one group that pass its dispatcher."""
 
     def __init__(self, recorder: Recorder, traced: TracedGroup) -> None:
         self._recorder, self._traced = recorder, traced
@@ -167,40 +167,40 @@ class _GroupHook:
     def end(self, operation: Operation) -> None:
         record = self._open.pop(operation)
         if operation.began:
-            record.begin = EPOCH + operation.began  # as `get_duration` has it
+            record.begin = EPOCH + operation.began  # the time that `get_duration` counts from
         record.end, record.state = EPOCH + operation.ended, "completed" if operation.error is None else "failed"
 
     def follows(self, fast: FastPath) -> bool:
-        """Whether the fast path's operations are remembered without this hook; the dispatcher asks."""
+        """Return whether the ring buffer records the fast path without this hook; the dispatcher calls it."""
         if fast.place:
             self._recorder._places[fast.place] = self._traced.key, self._traced.name
         return fast.place > 0
 
 
-# -- where -----------------------------------------------------------------------------------------------------
+# -- the program's line ----------------------------------------------------------------------------------------
 
 
 def caller(frame: Any = None) -> tuple[CodeType, int] | None:
-    """Return the code of the program that called hpccomm, and the instruction in it; `line` makes text of them."""
+    """Return the code object and the instruction that called hpccomm; `line` formats them."""
     frame = frame or sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.f_back
     return None if frame is None else (frame.f_code, frame.f_lasti)
 
 
-# -- what programs call ----------------------------------------------------------------------------------------
+# -- the public functions ----------------------------------------------------------------------------------------
 
-_recorder: Recorder | None = None  # of this process, also when it has stopped
-_handle: RemovableHandle | None = None  # while it records
+_recorder: Recorder | None = None  # of this process; stays after it has stopped
+_handle: RemovableHandle | None = None  # set while it records
 
 
 def recorder() -> Recorder | None:
-    """Return this process's recorder, None before there was one."""
+    """Return this process's recorder, or None before the first recording."""
     return _recorder
 
 
 def begin(size: int, stack: bool) -> Recorder:
-    """Begin to record, unless this process is recording."""
+    """Start recording, unless this process records already."""
     global _recorder, _handle
     if _recorder is None or _handle is None:
         _recorder = Recorder(size, stack)
@@ -217,22 +217,22 @@ def _stop() -> None:
 
 
 def record(size: int = SIZE, *, stack: bool = False) -> RemovableHandle:
-    """Record the operations of every group of this process from now on, as ``HPCCOMM_TRACE=1`` does from the start.
+    """Record the operations of every group of this process from now on, like ``HPCCOMM_TRACE=1`` from the start.
 
-    Each rank records for itself, and calls it where it wants to. If it is recording already, it goes on as it did.
+    Each rank records for itself and may call it at any time. A second call while it records has no effect.
 
     Parameters
     ----------
     size : int
-        How many of the last operations are kept.
+        The number of operations that are kept; older ones are dropped.
     stack : bool
-        Whether the line of the program that called is noted, as with ``HPCCOMM_TRACE=stack``.
+        Whether to record the program's line of each call, like ``HPCCOMM_TRACE=stack``.
 
     Returns
     -------
     RemovableHandle
-        Its ``remove()``, or the end of a ``with`` block, ends the recording. What was recorded stays until the next
-        one begins.
+        Its ``remove()``, or the end of a ``with`` block, ends the recording. The records stay until the next
+        recording begins.
 
     Examples
     --------
@@ -254,7 +254,7 @@ def record(size: int = SIZE, *, stack: bool = False) -> RemovableHandle:
 
 
 def recorded() -> list[Record]:
-    """Return the records of this process, those in flight included, in the order in which they began.
+    """Return the records of this process, including those in flight, in the order in which they began.
 
     Returns
     -------

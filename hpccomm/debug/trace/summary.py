@@ -1,4 +1,4 @@
-"""The recordings in two tables: how long operations take, by kind and size; and which rank waits for which."""
+"""The recordings as two tables: times of operations by kind and size, and the ranks that others wait for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def summary(traces: Sequence[Trace]) -> str:
 def operations(traces: Sequence[Trace]) -> str:
     """Return a line for each kind of operation and size.
 
-    Times are from the beginning to the end on one rank, with the wait for others; the bandwidth is that of the median.
+    Times are from beginning to end on one rank, including the wait for others; the bandwidth is the median's.
     """
     groups = groups_in(traces)
     times: dict[tuple[str, int], list[float]] = defaultdict(list)
@@ -46,7 +46,7 @@ def operations(traces: Sequence[Trace]) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """Return a time in milliseconds with three significant digits, and never as a power of ten.
+    """Format a time in milliseconds with three significant digits, without an exponent.
 
     >>> milliseconds(1.2899), milliseconds(0.0123)
     ('1290', '12.3')
@@ -55,7 +55,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def ranks(traces: Sequence[Trace]) -> str:
-    """Return a line for each rank, and who is the straggler."""
+    """Return a line for each rank, and a line that names the straggler."""
     found = by_rank(traces)
     lines = [
         f"{'rank':>5} {'collectives':>12} {'came last':>10} {'delayed the others':>20} {'waited':>12}",
@@ -83,7 +83,7 @@ def ranks(traces: Sequence[Trace]) -> str:
 
 
 def message_bytes(record: Record, size: int) -> int:
-    """Return the bytes of an operation's larger array."""
+    """Return the size in bytes of an operation's larger array."""
     name = record.name.removesuffix(START)
     if name in ("all_gather_single", "reduce_scatter_single"):
         return record.nbytes * size // (size + 1)
@@ -91,5 +91,5 @@ def message_bytes(record: Record, size: int) -> int:
 
 
 def _percentile(ordered: Sequence[float], percent: float) -> float:
-    """Return a percentile, by the nearest rank."""
+    """Return a percentile by the nearest-rank method."""
     return ordered[min(len(ordered) - 1, int(percent / 100 * len(ordered)))]

@@ -15,11 +15,11 @@ from .arrivals import arrivals, by_rank, straggler
 from .files import GroupInfo, Trace, groups_in
 from .history import History
 
-LATE = 100e-6, 1e-3  # the delay from which on a rank is marked: seconds, and part of the time shown
+LATE = 100e-6, 1e-3  # the delay that marks a rank: the larger of seconds and a share of the time shown
 PAGE = Path(__file__).with_name("timeline.html")
 PLACE = "__DATA__"  # in the page
 
-# The fields of an operation on the page, in this order; names, dtypes, ops and lines are numbers in a list of texts.
+# The fields of an operation on the page, in this order; names, dtypes, ops and lines are indices into a list of texts.
 FIELDS = ("name", "group", "number", "begin", "duration", "dtype", "nbytes", "op", "peer", "flags", "where", "waited")
 ASYNC, FAILED, IN_FLIGHT, MARKED, LATE_FLAG = 1, 2, 4, 8, 16
 
@@ -30,8 +30,8 @@ ASYNC, FAILED, IN_FLIGHT, MARKED, LATE_FLAG = 1, 2, 4, 8, 16
 def chrome(traces: Sequence[Trace]) -> dict[str, Any]:
     """Return the recordings in Chrome's trace format, which ui.perfetto.dev and chrome://tracing open.
 
-    A process is a rank, a thread a group; operations of a group that overlap have threads of their own. Arrows go from
-    a rank that came late to those that were there. Times are microseconds since the first operation.
+    A process is a rank and a thread a group; overlapping operations of a group are on separate threads. Arrows go from
+    a late rank to the ranks that waited for it. Times are microseconds since the first operation.
     """
     start, end = _span(traces)
     events: list[dict[str, Any]] = []
@@ -51,7 +51,7 @@ def chrome(traces: Sequence[Trace]) -> dict[str, Any]:
         of_rank = {rank: slices[rank, last.group, _title(record)] for rank, record in arrival.records.items()}
         source = of_rank.pop(arrival.last)
         for rank, target in of_rank.items():
-            if target["ts"] + target["dur"] >= source["ts"]:  # a root may have gone on
+            if target["ts"] + target["dur"] >= source["ts"]:  # a root may have finished before
                 arrow = {"name": "late", "cat": "late", "id": f"{number}.{rank}", "ts": source["ts"]}
                 events.append({**arrow, "ph": "s", "pid": source["pid"], "tid": source["tid"]})
                 events.append({**arrow, "ph": "f", "bp": "e", "pid": rank, "tid": target["tid"]})
@@ -74,7 +74,7 @@ def _slice(record: Record, rank: int, thread: int, start: float, end: float) -> 
         "state": record.state,
         "where": record.where,
     }
-    # Both rounded to ns first: slices of one thread may touch, and not overlap.
+    # Round both to ns first: slices of one thread may touch, but must not overlap.
     began, ended = (round(1e6 * (each - start), 3) for each in (record.begin, record.end or end))
     return {
         "name": _title(record),
@@ -96,13 +96,13 @@ def _title(record: Record) -> str:
 
 
 def html(traces: Sequence[Trace], found: History) -> str:
-    """Return a page that shows the recordings, and needs nothing else: a lane for each rank."""
+    """Return a self-contained page that shows the recordings, with a lane for each rank."""
     text = json.dumps(page_data(traces, found), separators=(",", ":")).replace("<", "\\u003c")
     return PAGE.read_text(encoding="utf-8").replace(PLACE, text)
 
 
 def page_data(traces: Sequence[Trace], found: History) -> dict[str, Any]:
-    """Return the data of the page; times are microseconds since the first operation."""
+    """Return the page's data; times are microseconds since the first operation."""
     start, end = _span(traces)
     texts: dict[str, int] = {}
     groups = {key: number for number, key in enumerate(_groups(traces))}
@@ -167,7 +167,7 @@ def _late(start: float, end: float) -> float:
 
 
 def lanes(records: Iterable[Record]) -> list[list[Record]]:
-    """Return the operations in as few lanes as it takes that none overlaps another in its lane."""
+    """Distribute operations over as few lanes as possible, without overlaps in a lane."""
     found: list[list[Record]] = []
     for record in sorted(records, key=lambda each: each.begin):
         free = (lane for lane in found if lane[-1].end and lane[-1].end <= record.begin)
@@ -179,7 +179,7 @@ def lanes(records: Iterable[Record]) -> list[list[Record]]:
 
 
 def _groups(traces: Iterable[Trace]) -> list[str]:
-    """Return the keys of the groups with records, in the order of their first operations."""
+    """Return the keys of groups with records, in the order of their first operations."""
     first: dict[str, float] = defaultdict(lambda: float("inf"))
     for trace in traces:
         for record in trace.records:
@@ -188,7 +188,7 @@ def _groups(traces: Iterable[Trace]) -> list[str]:
 
 
 def _span(traces: Iterable[Trace]) -> tuple[float, float]:
-    """Return the beginning of the first operation and the end of the last; a little later if one has not ended."""
+    """Return the begin of the first operation and the end of the last; a little later if one is in flight."""
     records = [record for trace in traces for record in trace.records]
     start = min((record.begin for record in records), default=0.0)
     end = max((max(record.begin, record.end) for record in records), default=0.0)
