@@ -104,6 +104,7 @@ if TYPE_CHECKING:
     )
     from .api.sparse import all_to_all_sparse
     from .api.survivors import agree, replace_failed, shrink_group
+    from .api.values import all_reduced
     from .api.waiting import wait_all, wait_any
     from .core.future import Future, collect_all
     from .core.hooks import Hook, Operation, RemovableHandle
@@ -116,6 +117,8 @@ if TYPE_CHECKING:
     from .mpi.over_mpi import BackendOverMPI
     from .store import FileStore, HashStore, PrefixStore, QueueEmptyError, Store, TCPStore
     from .tasks import RankExecutor, executor
+
+    world: ProcessGroup  # the world's group, after init_process_group
 else:
     from .api.collectives import (
         all_gather,
@@ -172,6 +175,7 @@ LATER = {
         "store": "FileStore HashStore PrefixStore QueueEmptyError Store TCPStore",
         "api.survivors": "agree replace_failed shrink_group",
         "tasks": "RankExecutor executor",
+        "api.values": "all_reduced",
         "api.waiting": "wait_all wait_any",
     }.items()
     for name in names.split()
@@ -224,6 +228,7 @@ __all__ = [
     "all_reduce_coalesced",
     "all_reduce_coalesced_init",
     "all_reduce_init",
+    "all_reduced",
     "all_to_all",
     "all_to_all_single",
     "all_to_all_single_init",
@@ -311,8 +316,8 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """Return the public names for completion; of the submodules, only ``checkpoint``."""
-    return [*__all__, "checkpoint", "__version__"]
+    """Return the public names for completion; of the submodules, only ``checkpoint`` and ``debug``."""
+    return [*__all__, "checkpoint", "debug", "__version__"] + ["world"] * is_initialized()
 
 
 if not TYPE_CHECKING:
@@ -320,8 +325,10 @@ if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         """Import a name at its first use."""
-        if name == "checkpoint":
-            return import_module(f"{__name__}.checkpoint")
+        if name in ("checkpoint", "debug"):
+            return import_module(f"{__name__}.{name}")
+        if name == "world" and is_initialized():
+            return GroupMember.WORLD
         if name in LATER:
             return _later(name)
         from .core.mpi4py_names import instead_of

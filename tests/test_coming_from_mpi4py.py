@@ -225,7 +225,7 @@ def test_a_window_beside_collectives(process_group: hc.ProcessGroup) -> None:
         "Get_rank": r"get_rank\(\), or rank of a group",
         "Split": r"split_group\(color=color, key=key\)",
         "Waitall": r"wait_all\(works\)",
-        "COMM_WORLD": "init_process_group",
+        "COMM_WORLD": r"world, which is there after init_process_group\(\)",
     }.items(),
 )
 def test_names_of_mpi4py_say_what_they_are_here(name: str, ours: str, process_group: hc.ProcessGroup) -> None:

@@ -44,8 +44,10 @@ def test_the_pytest_plugin_loads_pytest_alone() -> None:
 
 def test_completion_shows_what_is_public() -> None:
     shown = [name for name in dir(hc) if not name.startswith("_")]
-    assert shown == sorted([*hc.__all__, "checkpoint"])
-    assert [name for name in shown if isinstance(getattr(hc, name), types.ModuleType)] == ["checkpoint"]
+    assert sorted(shown) == sorted([*hc.__all__, "checkpoint", "debug"] + ["world"] * hc.is_initialized())
+    assert [name for name in shown if isinstance(getattr(hc, name), types.ModuleType)] == ["checkpoint", "debug"]
+    assert dir(hc.checkpoint) == sorted(hc.checkpoint.__all__)
+    assert dir(hc.debug) == sorted(hc.debug.__all__)
 
 
 def test_names_that_are_imported_later_are_those_that_type_checkers_see() -> None:

@@ -33,16 +33,19 @@ def total(group: Any = None) -> float:
 
 def test_init_returns_the_world_group() -> None:
     assert not hc.is_initialized()
+    with pytest.raises(AttributeError, match=r"has no attribute 'world'; .* after init_process_group\(\)"):
+        _ = hc.world
     group = hc.init_process_group()
     assert hc.is_initialized()
     assert isinstance(group, hc.ProcessGroup)
-    assert hc.GroupMember.WORLD is group
+    assert hc.world is hc.GroupMember.WORLD is group
     assert (group.rank, group.size, group.ranks) == (RANK, SIZE, tuple(range(SIZE)))
     assert (hc.get_rank(), hc.get_world_size()) == (RANK, SIZE)
     assert repr(group) == f"<ProcessGroup 'world': rank {RANK} of {SIZE}, cpu:mpi,cuda:nccl>"
     hc.destroy_process_group()
     assert not hc.is_initialized()
     assert hc.GroupMember.WORLD is None
+    assert repr(group).endswith(", cpu:mpi,cuda:nccl, destroyed>")
 
 
 def test_init_twice_is_an_error_and_init_after_destroy_works() -> None:

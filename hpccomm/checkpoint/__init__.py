@@ -43,6 +43,11 @@ __all__ = [
 ]  # fmt: skip
 
 
+def __dir__() -> list[str]:
+    """Return the public names, for completion."""
+    return __all__
+
+
 def steps(folder: str | os.PathLike[str]) -> list[int]:
     """Return the steps of the checkpoints in `folder`. No communication: any process may call it.
 

@@ -499,7 +499,8 @@ class ProcessGroup(Operations):
             group.destroy()
 
     def __repr__(self) -> str:
-        return f"<ProcessGroup {self.name!r}: rank {self.rank} of {self.size}, {self.config}>"
+        state = ", destroyed" if self.is_destroyed else ""
+        return f"<ProcessGroup {self.name!r}: rank {self.rank} of {self.size}, {self.config}{state}>"
 
 
 def make_group(

@@ -28,7 +28,7 @@ OF_OBJECTS = {
 OTHERS = {
     **dict.fromkeys(("get_rank", "rank"), "get_rank(), or rank of a group"),
     **dict.fromkeys(("get_size", "size"), "get_world_size(), or size of a group"),
-    **dict.fromkeys(("comm_world", "world"), "init_process_group(), whose group is meant where none is given"),
+    **dict.fromkeys(("comm_world", "world"), "world, which is there after init_process_group()"),
     **{"split": "split_group(color=color, key=key)", "split_type": "split_group(color=get_node_rank())"},
     **dict.fromkeys(("create_group", "create", "dup", "clone"), "new_group(ranks), or new_group(comm=comm)"),
     **dict.fromkeys(("create_cart", "cart_create"), "new_grid(dims, periodic)"),

@@ -64,8 +64,14 @@ class ReduceOp:
     BXOR: ClassVar[ReduceOp]
     REPRODUCIBLE_SUM: ClassVar[ReduceOp]
 
-    def __init__(self, name: str, kinds: str, factor: Any = None, mpi_op: MPI.Op | None = None) -> None:
-        self.name = name
+    def __new__(cls, name: Any, kinds: str = "", *_: Any) -> ReduceOp:
+        """Return a new op; without `kinds` the one that `name` stands for: ``ReduceOp("sum")`` is ``ReduceOp.SUM``."""
+        return super().__new__(cls) if kinds else as_reduce_op("ReduceOp", name)
+
+    def __init__(self, name: Any, kinds: str = "", factor: Any = None, mpi_op: MPI.Op | None = None) -> None:
+        if not kinds:
+            return
+        self.name: str = name
         self.kinds = kinds  # accepted dtypes, as NumPy's letters: b(ool) i(nt) u(int) f(loat) c(omplex)
         self.factor = factor
         self.mpi_op = mpi_op  # the program's own operation, or one of MPI's without an equivalent here
@@ -144,4 +150,4 @@ def _from_mpi(operation: str, op: MPI.Op) -> ReduceOp:
     for name in ("SUM", "PROD", "MIN", "MAX", "BAND", "BOR", "BXOR"):
         if op == getattr(MPI, name):
             return _NAMED[_ALIASES.get(name, name)]
-    return ReduceOp("MPI.Op", ANY_KIND, mpi_op=op)
+    return ReduceOp("MPI.Op", ANY_KIND, None, op)

@@ -43,5 +43,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    """Return the public names, for completion."""
+    return __all__
+
+
 if not TYPE_CHECKING:
     __getattr__ = attributes(__name__, LATER)

@@ -157,8 +157,8 @@ def log_operations(logger: logging.Logger | str | None = None, level: int = logg
     Parameters
     ----------
     logger : logging.Logger or str, optional
-        Or the name of a file, to which lines are appended; ``{rank}`` in it becomes this rank in the operation's
-        group. Default: the logger ``"hpccomm.operations"``.
+        Or the name of a file, to which lines are appended; ``{rank}`` in it becomes the global
+        rank. Default: the logger ``"hpccomm.operations"``.
     level : int
         The level of the lines.
 
@@ -189,18 +189,18 @@ class _Log:
         pass
 
     def end(self, operation: Operation) -> None:
-        group, op, peer = operation.group, operation.op, operation.peer
+        rank, op, peer = operation.group.ranks[operation.group.rank], operation.op, operation.peer
         facts = [_in_words(operation)]
         facts += [] if op is None else [str(getattr(op, "name", op))]
         facts += [] if peer is None else [f"peer {peer}"]
         facts += ["async"] if operation.async_op else []
         facts.append(f"{1e6 * (operation.duration or 0.0):.1f} us")
         facts.append("ok" if operation.error is None else repr(operation.error))
-        line = f"rank {group.rank}: {', '.join(facts)}"
+        line = f"rank {rank}: {', '.join(facts)}"
         if self._file is None:
             self._logger.log(self._level, line)
             return
-        with open(self._file.replace("{rank}", str(group.rank)), "a", encoding="utf-8") as file:
+        with open(self._file.replace("{rank}", str(rank)), "a", encoding="utf-8") as file:
             file.write(line + "\n")
 
 

@@ -25,6 +25,14 @@ def test_premul_sum_keeps_its_factor() -> None:
     assert repr(op) == "ReduceOp.PREMUL_SUM(0.5)"
 
 
+@pytest.mark.parametrize("given", ["sum", "SUM", " add ", hc.ReduceOp.SUM])
+def test_the_class_takes_every_name(given: object) -> None:
+    assert hc.ReduceOp(given) is hc.ReduceOp.SUM
+    assert repr(hc.ReduceOp("prod")) == "ReduceOp.PRODUCT"
+    with pytest.raises(ValueError, match="no reduction is called 'summ'; the names are sum"):
+        hc.ReduceOp("summ")
+
+
 def test_mpi_operations_get_our_meaning() -> None:
     from mpi4py import MPI
 

@@ -108,6 +108,18 @@ def test_the_log_has_a_line_for_each_operation(
     assert (tmp_path / f"rank{me}.log").read_text().count("barrier") == 2
 
 
+def test_the_log_names_the_global_rank_in_every_group(process_group: hc.ProcessGroup, tmp_path: Path) -> None:
+    me, size = process_group.rank, process_group.size
+    with (
+        hc.new_group(range(size)[::-1], sort_ranks=False) as group,
+        hpccomm.debug.log_operations(str(tmp_path / "{rank}.log")),
+    ):
+        assert group.rank == size - 1 - me
+        hc.barrier(group)
+    assert [file.name for file in tmp_path.iterdir()] == [f"{me}.log"]
+    assert (tmp_path / f"{me}.log").read_text().startswith(f"rank {me}: barrier")
+
+
 @pytest.mark.parametrize("provider", ["nvtx", "cupy.cuda.nvtx"])
 def test_ranges_begin_and_end(monkeypatch: pytest.MonkeyPatch, provider: str) -> None:
     opened: list[str] = []
