@@ -95,7 +95,7 @@ def _rebuilt(value: Any, leaves: Iterator[Any]) -> Any:
     if isinstance(value, list | tuple):
         each = [_rebuilt(one, leaves) for one in value]
         return type(value)(*each) if hasattr(value, "_fields") else type(value)(each)
-    leaf = None if value is None else next(leaves)
+    leaf: Any = None if value is None else next(leaves)
     if isinstance(value, np.generic):
         return leaf[0]
     return leaf.item() if isinstance(value, bool | int | float | complex) else leaf

@@ -8,11 +8,12 @@ import MPI before `run`.
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, NamedTuple, NoReturn
 
 from .. import __version__
@@ -28,13 +29,13 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "run": Command(late.RUN, "a program of mpi4py as it is: errors end the job, hangs end with a verdict"),
-    "info": Command(late.INFO, "what there is on this machine, and for what there is not, why"),
-    "trace": Command(late.TRACE, "what the ranks of a job have done: who differs, who is late"),
-    "debug": Command(late.DEBUG, "which rank of a job that hangs is to blame"),
-    "slurm": Command(late.SLURM, "a batch script for a program, with what this machine's Slurm needs"),
-    "checkpoint": Command(late.CHECKPOINT, "what is in a folder of checkpoints, whether it is whole; export"),
-    "bench": Command(late.BENCH, "measure operations, beside raw mpi4py, CuPy's NCCL, and torch"),
+    "run": Command(late.RUN, "run a program of mpi4py unchanged: errors end the job, hangs end with a verdict"),
+    "info": Command(late.INFO, "show what hpccomm finds on this machine, and why something is missing"),
+    "trace": Command(late.TRACE, "compare the recorded operations of all ranks: differences, late ranks"),
+    "debug": Command(late.DEBUG, "name the rank that a hanging job waits for"),
+    "slurm": Command(late.SLURM, "write a batch script for a program on this machine's Slurm"),
+    "checkpoint": Command(late.CHECKPOINT, "list, verify and export the checkpoints in a folder"),
+    "bench": Command(late.BENCH, "measure operations against mpi4py, CuPy's NCCL and torch"),
 }
 
 
@@ -43,13 +44,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     chosen = next((word for word in arguments if not word.startswith("-")), None)
     parser = Parser(prog="hpccomm", description="torch.distributed's model of communication for NumPy arrays, on MPI.")
-    parser.add_argument("--version", action="version", version=f"hpccomm {__version__}")
+    parser.add_argument("-V", "--version", action="version", version=f"hpccomm {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
     for name, command in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=command.summary)
         if name == chosen:
             late.late(command.module).add_arguments(subparser)
-    parsed = parser.parse_args(arguments)
+    if not arguments:
+        parser.print_help()
+        return 0
+    if chosen is not None and chosen not in COMMANDS:
+        parser.error(f"there is no subcommand {chosen!r}{nearest(chosen, COMMANDS)}")
+    parsed, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        known: Parser = subparsers.choices[parsed.command]
+        known.error(f"there is no option {unknown[0]}{nearest(unknown[0], known._option_string_actions)}")
     try:
         status: int = late.late(COMMANDS[parsed.command].module).run(parsed)
         if parsed.command != "run":  # the program may have closed or replaced stdout
@@ -72,6 +81,12 @@ class Parser(argparse.ArgumentParser):
     def _print_message(self, message: str, file: IO[str] | None = None) -> None:  # type: ignore[override]
         if is_first_process():
             super()._print_message(message, file)
+
+
+def nearest(given: str, names: Iterable[str]) -> str:
+    """Return ``"; did you mean trace?"``; "" if no name is similar."""
+    found = difflib.get_close_matches(given.partition("=")[0], list(names), 1)
+    return f"; did you mean {found[0]}?" if found else ""
 
 
 def let_the_first_process_speak() -> None:

@@ -1,0 +1,45 @@
+"""The command line before a subcommand runs: help, version, typos."""
+
+from __future__ import annotations
+
+import pytest
+
+import hpccomm as hc
+from hpccomm.cli.main import COMMANDS, main
+
+pytestmark = pytest.mark.serial
+
+
+def test_without_arguments_it_prints_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in COMMANDS)
+
+
+@pytest.mark.parametrize("option", ["-V", "--version"])
+def test_the_version(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([option])
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"hpccomm {hc.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "usage", "error"),
+    [
+        (["trcae", "x"], "usage: hpccomm [", "there is no subcommand 'trcae'; did you mean trace?"),
+        (["zzz"], "usage: hpccomm [", "there is no subcommand 'zzz'\n"),
+        (["info", "--jsno"], "usage: hpccomm info", "there is no option --jsno; did you mean --json?"),
+        (["bench", "--overhaed"], "usage: hpccomm bench", "there is no option --overhaed; did you mean --overhead?"),
+        (["bench", "--buget=3"], "usage: hpccomm bench", "there is no option --buget=3; did you mean --budget?"),
+        (["info", "--quite-different"], "usage: hpccomm info", "there is no option --quite-different\n"),
+    ],
+)
+def test_a_typo_names_the_nearest_and_shows_the_usage_of_that_subcommand(
+    arguments: list[str], usage: str, error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert said.startswith(usage)
+    assert error in said
