@@ -128,6 +128,11 @@ class Operation:
         return next((self.arguments[name] for name in ("root", "dst", "src") if name in self.arguments), None)
 
     @property
+    def rank(self) -> int:
+        """This process's global rank."""
+        return int(self.group.ranks[self.group.rank])
+
+    @property
     def described(self) -> str:
         """A description of an operation outside groups; "" for an operation of a group."""
         return ""

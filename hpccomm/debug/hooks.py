@@ -189,7 +189,7 @@ class _Log:
         pass
 
     def end(self, operation: Operation) -> None:
-        rank, op, peer = operation.group.ranks[operation.group.rank], operation.op, operation.peer
+        rank, op, peer = operation.rank, operation.op, operation.peer
         facts = [_in_words(operation)]
         facts += [] if op is None else [str(getattr(op, "name", op))]
         facts += [] if peer is None else [f"peer {peer}"]

@@ -25,6 +25,11 @@ class MPICall(Operation):
         return str(self.record)
 
     @property
+    def rank(self) -> int:
+        """This process's rank in MPI.COMM_WORLD."""
+        return int(self.group._seen.ranks[self.group.rank])
+
+    @property
     def op(self) -> Any:
         """The name of the reduction."""
         return self.record.op or None
