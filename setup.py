@@ -7,7 +7,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 README = Path(__file__).parent / "README.md"
-LOCAL_LINK = re.compile(r"\[([^\]]+)\]\((?!https?:)[^)]*\)")
+LOCAL_LINK = re.compile(r"(?:!\[[^\]]+|\[([^\]]+))\]\((?!https?:)[^)]*\)")  # images go, with their descriptions
 
 
 def modules():

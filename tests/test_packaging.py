@@ -147,8 +147,8 @@ def test_wheels_are_built_for_the_pythons_that_ci_runs() -> None:
 def test_the_readme_on_the_package_index_has_no_links_into_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     text = told_by_setup(monkeypatch, None)["long_description"]
     assert "](docs/" in (ROOT / "README.md").read_text(encoding="utf-8")
-    assert not re.search(r"\]\((?!https?:)", text)
-    assert "**Start:** quickstart; coming from torch.distributed" in text
+    assert not re.search(r"\]\((?!https?:)|!\[", text)
+    assert "Quickstart · from mpi4py ·\nfrom torch.distributed" in text
     assert "$ mpiexec -n 4 python mean.py" in text
 
 
