@@ -155,7 +155,7 @@ def reduce(
     --------
     >>> x = np.full(2, hc.get_rank() + 1.0)
     >>> hc.reduce(x, dst=0)
-    >>> x  # on rank 0 of 4: array([10., 10.]); on the others it is what it was
+    >>> x  # on rank 0 of 4: array([10., 10.]); unchanged on the others
     array([1., 1.])
     """
 
@@ -256,7 +256,7 @@ def exscan(array: Array, op: ReduceOpLike = ..., group: Group | None = ..., asyn
 
     Examples
     --------
-    >>> offset = np.array([3])  # how many rows this rank has; the sum before it is where they begin
+    >>> offset = np.array([3])  # how many rows this rank has; their first row is the sum of the ranks before
     >>> hc.exscan(offset)
     >>> offset  # on 4 ranks: array([3]) (unchanged), array([3]), array([6]), array([9])
     array([3])

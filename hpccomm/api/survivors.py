@@ -147,7 +147,7 @@ def replace_failed(group: ProcessGroup | None = None) -> ProcessGroup:
     --------
     >>> def run(world):  # with all groups that it needs
     ...     hc.barrier(hc.new_group())
-    >>> world = hc.GroupMember.WORLD  # what init_process_group(spares=2) returned on 6 ranks
+    >>> world = hc.GroupMember.WORLD  # from init_process_group(spares=2) on 6 ranks
     >>> try:
     ...     run(world)
     ... except hc.RankFailedError:

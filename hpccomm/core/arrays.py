@@ -63,7 +63,7 @@ def register_device(name: str, predicate: Callable[[object], bool]) -> None:
     Examples
     --------
     >>> hc.register_device("fpga", lambda array: hasattr(array, "fpga_address"))
-    >>> class Field:  # what a library for some board might have
+    >>> class Field:  # an array type of another library
     ...     fpga_address = 0x1000
     >>> hc.device_of(Field())
     'fpga'

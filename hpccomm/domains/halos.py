@@ -126,7 +126,7 @@ def halo_exchange_init(
     ...     for step in range(3):
     ...         x[1:-1] += 10
     ...         halo.start()
-    ...         inside = x[1:-1].sum()  # what needs no ghosts
+    ...         inside = x[1:-1].sum()  # needs no ghost cells
     ...         done = halo.wait()
     >>> x  # on one rank
     array([33, 31, 32, 33, 31])

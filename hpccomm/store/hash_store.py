@@ -20,10 +20,10 @@ class HashStore(Store):
     Examples
     --------
     >>> with hc.HashStore(timeout=0.1) as store:
-    ...     store.get("what nobody sets")
+    ...     store.get("missing key")
     Traceback (most recent call last):
         ...
-    hpccomm.errors.DistTimeoutError: get: nobody has set 'what nobody sets' within 0.1 s (rank 0)
+    hpccomm.errors.DistTimeoutError: get: nobody has set 'missing key' within 0.1 s (rank 0)
     """
 
     def __init__(self, timeout: Timeout = DEFAULT_TIMEOUT) -> None:
