@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import re
 import signal
 import sys
 import time
@@ -58,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parsed, unknown = parser.parse_known_args(arguments)
     if unknown:
         known: Parser = subparsers.choices[parsed.command]
-        known.error(f"there is no option {unknown[0]}{nearest(unknown[0], known._option_string_actions)}")
+        options = re.findall(r"--[\w-]+", known.format_help())
+        known.error(f"there is no option {unknown[0]}{nearest(unknown[0], options)}")
     try:
         status: int = late.late(COMMANDS[parsed.command].module).run(parsed)
         if parsed.command != "run":  # the program may have closed or replaced stdout
