@@ -18,6 +18,7 @@ class MPICall(Operation):
     """A call of mpi4py as hooks see it: its group is the communicator, its arguments have mpi4py's names."""
 
     record: Record
+    ranks: tuple[int, ...]  # in MPI.COMM_WORLD
 
     @property
     def described(self) -> str:
@@ -27,7 +28,7 @@ class MPICall(Operation):
     @property
     def rank(self) -> int:
         """This process's rank in MPI.COMM_WORLD."""
-        return int(self.group._seen.ranks[self.group.rank])
+        return int(self.ranks[self.group.rank])
 
     @property
     def op(self) -> Any:
@@ -60,10 +61,11 @@ class HookedCalls:
         def hooked(comm: Any, *arguments: Any) -> Any:
             if not self._hooks:
                 return call(comm, *arguments)
-            record, bound = describe(comm._seen, name, arguments, "")
+            seen = comm._seen
+            record, bound = describe(seen, name, arguments, "")
             hooks = list(self._hooks.values())
             operation = MPICall(comm, name, record.number, "cpu", name in STARTS, dict(bound), hooks)
-            operation.record = record
+            operation.record, operation.ranks = record, seen.ranks
             operation.begin()
             try:
                 operation.outcome = call(comm, *arguments)
