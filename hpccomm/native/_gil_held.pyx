@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False
-"""What speaks for this process while a call of C holds the GIL (`gil_held.h`), and the notes that it reads."""
+"""Threads that report for this process while a C call holds the GIL (`gil_held.h`), and the notes that they read."""
 
 cimport cython
 from libc.stdint cimport uintptr_t
@@ -52,10 +52,10 @@ cdef extern from *:
 
 @cython.no_gc_clear
 cdef class Notes:
-    """The operations of one group that have not ended, as far as they block, or a GPU waits in them."""
+    """The unfinished operations of one group: those that block the host, and those on a GPU."""
 
     cdef HeldGroup group
-    cdef object fast_path  # whose counters it reads
+    cdef object fast_path  # keeps the counters that are read
 
     def __cinit__(self, str name, double limit, str on_timeout):
         memset(&self.group, 0, sizeof(self.group))
@@ -68,12 +68,12 @@ cdef class Notes:
         held_unlink(&self.group)
 
     def identify(self, str key):
-        """Take the group's name among all ranks, which is not known at once."""
+        """Set the group's name among all ranks, which is not known when the group is made."""
         if not self.group.key[0]:
             strncpy(self.group.key, key.encode(), sizeof(self.group.key) - 1)
 
     def follow(self, fast_path):
-        """Read the counts of a compiled fast path, and its operations in the ring, from now on."""
+        """From now on read the counts of a compiled fast path, and its operations in the ring."""
         cdef uintptr_t address
         self.fast_path = fast_path
         for i, address in enumerate(fast_path.addresses_of_counts()):
@@ -81,7 +81,7 @@ cdef class Notes:
         self.group.path = fast_path.place
 
     def during(self, str name, long long number, function, tuple arguments):
-        """Call a function that is a blocking operation, and note it meanwhile: no signal's handler runs in between."""
+        """Call a blocking operation and note it meanwhile; no signal handler runs between the call and the notes."""
         cdef int place = held_begin(&self.group, PyUnicode_AsUTF8(name), number, NULL)
         try:
             return function(*arguments)
@@ -89,7 +89,7 @@ cdef class Notes:
             self.end(place)
 
     def begin_on_gpu(self, str name, long long number, uintptr_t event):
-        """Note an operation that the GPU has not done before an event; return what `end` takes."""
+        """Note a GPU operation that completes with an event; return the place to pass to `end`."""
         return held_begin(&self.group, PyUnicode_AsUTF8(name), number, <void*>event)
 
     cpdef end(self, int place):
@@ -101,8 +101,8 @@ cdef class Notes:
 def start(int rank, int size, str package, int signal_number, int stack_file, uintptr_t ring):
     """Start the threads; return whether they run.
 
-    `package`: the folder whose frames are hpccomm's; `signal_number`: a signal whose handler writes the stacks of all
-    threads to `stack_file`; `ring`: the address of `fastpath.blocking_address()`.
+    `package`: hpccomm's folder, by which its frames are recognised; `signal_number`: a signal whose handler writes the
+    stacks of all threads to `stack_file`; `ring`: the result of `fastpath.blocking_address()`.
     """
     held_configure(rank, size, package.encode(), signal_number, stack_file)
     held_ring_is(<void*>ring)
@@ -110,27 +110,27 @@ def start(int rank, int size, str package, int signal_number, int stack_file, ui
 
 
 def answer_in(str first, str second):
-    """Take the folders in which other ranks may ask."""
+    """Set the folders in which other ranks may ask for a report."""
     held_place_is(0, first.encode())
     held_place_is(1, second.encode())
 
 
 def ask_cuda(uintptr_t event_query, uintptr_t capture_mode):
-    """Take the addresses of cuEventQuery and of cuThreadExchangeStreamCaptureMode."""
+    """Set the addresses of cuEventQuery and cuThreadExchangeStreamCaptureMode."""
     held_cuda_is(<void*>event_query, <void*>capture_mode)
 
 
 def know(str token):
-    """Take a question to which there is an answer."""
+    """Note a question that has been answered."""
     held_know(token.encode())
 
 
 def free_signal():
-    """Return a real-time signal that nobody handles, not even a library; 0 if there is none."""
+    """Return a real-time signal without a handler, not even a library's; 0 if there is none."""
     return held_free_signal(SIGRTMIN + 8)
 
 
 def stop():
-    """End the threads, before Python ends."""
+    """Make the threads end before Python does."""
     with nogil:
         held_stop()

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""What a rank exchanges with the others of its node: packs, shows, looks, copies and unpacks, in C (see pieces.h)."""
+"""One rank's side of exchanges within a node, in C: pack, announce, poll, copy and unpack (see pieces.h)."""
 
 from libc.stdint cimport uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
@@ -48,9 +48,9 @@ cdef extern from *:
 
 
 cdef struct Partner:
-    Flags* mine  # what this rank tells it
+    Flags* mine  # written by this rank for the partner
     Flags* theirs
-    Direct* gives  # this rank, from array to array
+    Direct* gives  # direct copies to the partner
     Direct* takes
     int to_give
     int to_take
@@ -59,17 +59,17 @@ cdef struct Partner:
 cdef class Pieces:
     """One rank's side of an exchange.
 
-    `sent` and `received` are descriptions of what is packed: (address, shape, itemsize, strides, strides in the slot,
-    addresses of the two slots); `partners` those of the other ranks: (address of the flags for it, address of its flags,
-    what goes there from array to array, what comes so), each a list of (address, shape, itemsize, strides, strides
-    there, address there, pid or 0).
+    `sent` and `received` describe the packed parts: (address, shape, itemsize, strides, strides in the slot, addresses
+    of the two slots). `partners` describes the other ranks: (address of the flags for it, address of its flags, direct
+    copies to it, direct copies from it). A direct copy is (address, shape, itemsize, strides, strides there, address
+    there, pid or 0).
     """
 
     cdef Piece* sent
     cdef Piece* received
     cdef Partner* partners
     cdef int to_send, to_receive, ranks
-    cdef readonly uint64_t number  # of the turn
+    cdef readonly uint64_t number  # of the current turn
 
     def __cinit__(self, sent, received, partners):
         self.sent = pieces_of(sent)
@@ -97,7 +97,7 @@ cdef class Pieces:
         free(self.received)
 
     def start(self):
-        """Begin a turn: pack, and show that to the other ranks."""
+        """Begin a turn: pack, and announce it to the other ranks."""
         cdef int i, set
         self.number += 1
         set = self.number & 1
@@ -108,7 +108,7 @@ cdef class Pieces:
                 begin(self.partners[i].mine, self.number)
 
     def go_on(self, int looks):
-        """Return, after so many looks at most, whether all ranks have begun, and what goes directly has gone."""
+        """Poll at most `looks` times; return whether all partners have begun and all direct copies are done."""
         cdef bint is_done = False
         with nogil:
             while not is_done and looks > 0:
@@ -122,7 +122,7 @@ cdef class Pieces:
         cdef bint all_done = True, is_done
         cdef Partner* other
         cdef int i
-        for i in range(self.ranks):  # first what this rank needs
+        for i in range(self.ranks):  # first the parts that this rank needs
             other = &self.partners[i]
             is_done = has_begun(other.theirs, self.number)
             if is_done and other.to_take:
@@ -137,7 +137,7 @@ cdef class Pieces:
         return all_done
 
     def unpack(self):
-        """Copy what is in slots into the arrays; return 0, or the number of the error of a direct copy."""
+        """Copy the received slots into the arrays; return 0, or the errno of a direct copy that failed."""
         cdef int i, set = self.number & 1, failed = 0
         with nogil:
             for i in range(self.to_receive):
@@ -184,9 +184,9 @@ cdef int set_cells(Cells* cells, shape, itemsize, a_strides, b_strides) except -
 
 
 def walk(shape, itemsize, a_strides, b_strides):
-    """Return the bytes without a gap in two places of the same cells, and the axes beyond: (count, stride, stride).
+    """Return the bytes contiguous at two places of the same cells, and the outer axes: (count, stride, stride).
 
-    The axes are in the order of place `a`; those that need not be apart are one.
+    The axes are in the order of place `a`, and joined where both places allow it.
     """
     axes = [axis for axis in zip(shape, a_strides, b_strides) if axis[0] != 1]
     axes.sort(key=lambda axis: -abs(axis[1]))

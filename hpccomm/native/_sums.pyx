@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""The sums of `exact/sums.py` in C, of numbers for which two grids are enough: a span of 2^45 in magnitude."""
+"""The sums of `exact/sums.py` in C, for numbers that need only two grids: their magnitudes span at most 2^45."""
 
 from libc.math cimport INFINITY, frexp, ldexp
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -35,9 +35,9 @@ cdef int next_grid(int grid, int spare) noexcept nogil:
 
 
 def two_grid_sums(const double[::1] values, size_t start, size_t chunk, int spare, double huge):
-    """Add up the values from `start` on, in chunks, until one does not fit the grids of the first one.
+    """Add up the values from `start` on, in chunks, until a chunk does not fit the grids of the first chunk.
 
-    Return where that is, and twice an integer and its exponent; None if not even the first one fits.
+    Return the start of that chunk and two pairs (integer, exponent); None if not even the first chunk fits.
     `chunk`, `spare` and `huge` are CHUNK, SPARE and HUGE.
     """
     cdef size_t n = values.shape[0], place = start, size
@@ -64,8 +64,7 @@ def two_grid_sums(const double[::1] values, size_t start, size_t chunk, int spar
 
 
 def product_sums(const double[::1] x, const double[::1] y, size_t start, size_t chunk, int spare, double huge):
-    """Add up products as `two_grid_sums` does; return where that is, and four times an integer and its
-    exponent."""
+    """Add up products as `two_grid_sums` does; return the start of the first chunk that does not fit, and 4 pairs."""
     cdef size_t n = x.shape[0], place = start, size, i
     cdef uint64_t sums[4]
     cdef Total totals[4]
@@ -100,7 +99,7 @@ def product_sums(const double[::1] x, const double[::1] y, size_t start, size_t 
 
 
 def extent(const double[::1] values):
-    """Return the largest absolute value, and the smallest one but 0; None if there is none, or one is not finite."""
+    """Return the largest absolute value and the smallest but 0; None if all are 0, or one is not finite."""
     cdef size_t n = values.shape[0]
     cdef double found[2]
     cdef int is_finite
@@ -112,10 +111,10 @@ def extent(const double[::1] values):
 
 
 def add_rows(const double[:, :] rows, int first, int second, size_t chunk, uint64_t[:, ::1] sums, int64_t[:, ::1] totals):
-    """Add the sums of rows, whose numbers fit two grids of these exponents, to `totals`; one of the strides is 8.
+    """Add the sums of rows to `totals`. The numbers fit two grids of these exponents; one of the strides is 8.
 
-    For the sum of each row on each grid there is a total of two numbers: the first counts 2^32. `sums` has room for the
-    two sums of every row.
+    The total of each row on each grid is two numbers, high and low: high * 2^32 + low. `sums` has room for the two sums
+    of every row.
     """
     cdef size_t count = rows.shape[0], columns = rows.shape[1], row, start = 0, size
     cdef double grid[2]

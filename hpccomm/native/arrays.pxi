@@ -1,7 +1,7 @@
-# Arrays: which are ordinary, where they lie, and copies of many at once.
+# Arrays: tests for ordinary ones, their addresses, and copies of many at once.
 
 cdef inline Array* plain(object array, Py_ssize_t largest) noexcept:
-    """Return an array of at most `largest` bytes that is aligned, writeable, in C order and without gaps; or NULL."""
+    """Return `array` if it is aligned, writeable, in C order and has at most `largest` bytes; otherwise NULL."""
     cdef Array* found = <Array*>array
     if Py_TYPE(array) is not &PyArray_Type or not PyArray_ISCARRAY(found) or PyArray_NBYTES(found) > largest:
         return NULL
@@ -9,7 +9,7 @@ cdef inline Array* plain(object array, Py_ssize_t largest) noexcept:
 
 
 cdef inline bint is_sendable(object array) noexcept:
-    """Whether it is an array of one of NumPy's numbers that is aligned, in C order and without gaps."""
+    """Whether `array` is a NumPy array of a known dtype that is aligned and in C order."""
     return (
         Py_TYPE(array) is &PyArray_Type and PyArray_ISCARRAY_RO(<Array*><PyObject*>array)
         and type_of(<Array*><PyObject*>array) != 0
@@ -17,14 +17,14 @@ cdef inline bint is_sendable(object array) noexcept:
 
 
 cdef inline Array* without_gaps(object array) except NULL:
-    """Return an array that has been prepared for MPI; others would take another way than the other ranks' do."""
+    """Return an array that was prepared for MPI; raise TypeError for others, lest ranks take different paths."""
     if not PyArray_Check(array) or not PyArray_IS_C_CONTIGUOUS(<Array*>array):
         raise TypeError(f"expected an array in C order and without gaps, not {type(array)}")
     return <Array*>array
 
 
 cdef inline Handle type_of(Array* array) noexcept nogil:
-    """Return the datatype as which an array travels; 0 where it is not in the table."""
+    """Return the MPI datatype of an array; 0 if its dtype is not in the table."""
     return mpi.datatypes[PyArray_TYPE(array)] if PyArray_TYPE(array) < TYPES else 0
 
 
@@ -55,7 +55,7 @@ cdef inline Py_ssize_t nbytes_at(list arrays, Py_ssize_t i) noexcept:
 
 
 cdef bint may_overlap(list xs, list ys) noexcept:
-    """Whether memory of ordinary arrays of one list can be that of the other's: whether all of one lie behind the other."""
+    """Whether two lists of ordinary arrays may share memory: whether their address ranges overlap."""
     cdef uintptr_t[2] starts = [~<uintptr_t>0, ~<uintptr_t>0]
     cdef uintptr_t[2] ends = [0, 0]
     cdef uintptr_t start
@@ -70,7 +70,7 @@ cdef bint may_overlap(list xs, list ys) noexcept:
 
 cdef void pack(list arrays, Py_ssize_t first, Py_ssize_t last, char* flat, Py_ssize_t rows, Py_ssize_t width,
                bint packs) noexcept:
-    """Copy arrays of as many rows to columns of a flat array, whose rows have `width` bytes; or back."""
+    """Copy arrays of `rows` rows to columns of a flat array whose rows have `width` bytes; or back, unless `packs`."""
     cdef Py_ssize_t i, row, nbytes
     cdef char* data
     for i in range(first, last):

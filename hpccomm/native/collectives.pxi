@@ -1,5 +1,5 @@
-# Collectives of one array. `NAME` does it, or returns False; `node_NAME` is for arrays that the checked way has made
-# for MPI, and says whether memory of the node was the place for it; both end in the same function.
+# Collectives of one array. `NAME` does the operation or returns False. `node_NAME` does it in memory of the node, for
+# arrays that the checked path has prepared for MPI, or returns False. Both end in the same function.
 
 cdef class Collectives(InNode):
     """The collectives of one array."""
@@ -15,13 +15,13 @@ cdef class Collectives(InNode):
             self.broadcast_memory(<char*>PyArray_DATA(x), count_of(x), PyArray_NBYTES(x), type_of(x), source), "broadcast")
 
     def node_broadcast(self, array, int root):
-        """Do a broadcast of an array without gaps, made for MPI, in memory of the node; return whether it has."""
+        """Do a broadcast of an array prepared for MPI in memory of the node, or return False."""
         cdef Array* x = without_gaps(array)
         return self.is_in_node(PyArray_NBYTES(x)) and self.has_ended(
             self.broadcast_memory(<char*>PyArray_DATA(x), 0, PyArray_NBYTES(x), 0, root), "broadcast")
 
     cdef int broadcast_memory(self, char* data, int count, Py_ssize_t nbytes, Handle datatype, int root) except? -9:
-        """Broadcast `nbytes` bytes, which are `count` values; return MPI's code, as the next two."""
+        """Broadcast `nbytes` bytes, which are `count` values; return 0 or an error code."""
         cdef int code
         if self.is_alone:
             return 0
@@ -44,14 +44,14 @@ cdef class Collectives(InNode):
             self.all_reduce_memory(<char*>PyArray_DATA(x), PyArray_SIZE(x), PyArray_TYPE(x), place), "all_reduce")
 
     def node_all_reduce(self, array, op):
-        """As node_broadcast, for an all_reduce in place."""
+        """Like node_broadcast, for an all_reduce in place."""
         cdef Array* x = without_gaps(array)
         cdef int place = self.place_of(op), number = PyArray_TYPE(x)
         return self.folds_in_node(place, number, PyArray_NBYTES(x)) and self.has_ended(
             self.all_reduce_memory(<char*>PyArray_DATA(x), PyArray_SIZE(x), number, place), "all_reduce")
 
     cdef int all_reduce_memory(self, char* data, Py_ssize_t count, int number, int place) except? -9:
-        """Reduce `count` values of the dtype with that number in place; return MPI's code."""
+        """Reduce `count` values of dtype `number` in place; return 0 or an error code."""
         if self.is_alone:
             return 0
         cdef int code, itemsize = mpi.kinds[number] & 255
@@ -66,7 +66,7 @@ cdef class Collectives(InNode):
         return code
 
     cdef bint all_reduce_prepared(self, object array, object op) except -1:
-        """Do an all_reduce of an array with gaps, of float16, or with AVG: what mpi/reductions.py does around MPI's."""
+        """Do an all_reduce of an array with gaps, of float16, or with AVG, prepared as in mpi/reductions.py."""
         cdef Array* x = <Array*>array
         cdef bint averages = op is self.average or (type(op) is str and op == "avg")
         cdef int code, place = self.usual_place if averages else self.place_of(op)
@@ -83,7 +83,7 @@ cdef class Collectives(InNode):
             return False
         if count > SMALL or count * <Py_ssize_t>(mpi.kinds[number] & 255) > self.largest:
             return False
-        # its own memory, or a copy's; of half precisions, wider
+        # reduce in the array itself or in a copy; float16 in float32
         cdef object own = array if PyArray_ISCARRAY(x) else PyArray_NewCopy(x, NPY_CORDER)
         cdef char* data = <char*>PyArray_DATA(<Array*>own)
         cdef float[SMALL] wide
@@ -122,10 +122,10 @@ cdef class Collectives(InNode):
                               destination, self.comm)
         return self.ends(code, "reduce")
 
-    # Lists of arrays, and what reduces to some ranks: in memory of the node, once it is open; the rest is left to MPI.
+    # scan and exscan are done here only in memory of the node, once it is open; otherwise they are left to MPI.
 
     def node_reduce(self, str name, array, op, int root):
-        """As node_broadcast, for a reduce, scan or exscan in place."""
+        """Like node_broadcast, for a reduce, scan or exscan in place."""
         cdef Array* x = without_gaps(array)
         cdef int place = self.place_of(op), what = SCAN if name == "scan" else EXSCAN if name == "exscan" else REDUCE
         cdef int ranks = (self.size if self.rank == root else 0) if what == REDUCE else self.rank + (what == SCAN)
@@ -141,7 +141,7 @@ cdef class Collectives(InNode):
         return self.scans(EXSCAN, array, op, self.rank)
 
     cdef bint scans(self, int what, object array, object op, int ranks) except -1:
-        """Reduce the arrays of the first ranks, or return False."""
+        """Reduce the arrays of the first `ranks` ranks, or return False."""
         cdef Array* x = plain(array, self.largest)
         cdef int place = self.place_of(op)
         if self.node.flags == NULL or x == NULL or not self.is_foldable(x, place):
@@ -163,7 +163,7 @@ cdef class Collectives(InNode):
                                    type_of(x)), "all_gather_single")
 
     def node_all_gather(self, output, array):
-        """As node_broadcast, for an all_gather_single of arrays that share no memory."""
+        """Like node_broadcast, for an all_gather_single of arrays that share no memory."""
         cdef Array* y = without_gaps(output)
         cdef Array* x = without_gaps(array)
         return self.is_in_node(PyArray_NBYTES(y)) and self.has_ended(
@@ -171,7 +171,7 @@ cdef class Collectives(InNode):
             "all_gather_single")
 
     cdef int all_gather_memory(self, char* y, char* x, int count, Py_ssize_t nbytes, Handle datatype) except? -9:
-        """Gather the `nbytes` bytes, which are `count` values, of each rank."""
+        """Gather `nbytes` bytes, which are `count` values, from each rank; return 0 or an error code."""
         if self.is_alone:
             memcpy(y, x, nbytes)
             return 0
@@ -199,7 +199,7 @@ cdef class Collectives(InNode):
                                        PyArray_ITEMSIZE(x), place), "reduce_scatter_single")
 
     def node_reduce_scatter(self, output, array, op):
-        """As node_broadcast, for a reduce_scatter_single of arrays that share no memory."""
+        """Like node_broadcast, for a reduce_scatter_single of arrays that share no memory."""
         cdef Array* y = without_gaps(output)
         cdef Array* x = without_gaps(array)
         cdef int place = self.place_of(op), number = PyArray_TYPE(x)
@@ -209,7 +209,7 @@ cdef class Collectives(InNode):
 
     cdef int reduce_scatter_memory(self, char* y, char* x, Py_ssize_t count, int number, int itemsize,
                                    int place) except? -9:
-        """Reduce parts of `count` values of the dtype with that number."""
+        """Reduce parts of `count` values of dtype `number`; return 0 or an error code."""
         cdef int code
         cdef size_t nbytes = <size_t>count * itemsize
         if self.is_alone:
@@ -245,13 +245,13 @@ cdef class Collectives(InNode):
         return self.ends(code, "all_to_all_single")
 
     def node_all_to_all(self, output, array):
-        """As node_broadcast, for an all_to_all_single of equal parts, of arrays that share no memory."""
+        """Like node_broadcast, for an all_to_all_single of equal parts of arrays that share no memory."""
         cdef Array* y = without_gaps(output)
         cdef Array* x = without_gaps(array)
         return self.is_in_node(PyArray_NBYTES(x)) and self.has_ended(self.move_equal_parts(y, x), "all_to_all_single")
 
     cdef int move_equal_parts(self, Array* y, Array* x):
-        """Do an all_to_all_single of equal parts."""
+        """Do an all_to_all_single of equal parts in memory of the node."""
         cdef int i
         cdef size_t nbytes = PyArray_NBYTES(x) // self.size
         for i in range(self.size):
@@ -261,12 +261,12 @@ cdef class Collectives(InNode):
         return self.move(ALL_TO_ALL_SINGLE, self.size, self.size, 0, max(nbytes, 1))
 
     def barrier(self):
-        """Wait until all ranks have come."""
+        """Do a barrier."""
         self.notes(BARRIER, NOBODY, 0, NOBODY, NOBODY)
         return self.ends(self.meet(), "barrier")
 
     def node_barrier(self):
-        """As node_broadcast, for a barrier."""
+        """Like node_broadcast, for a barrier."""
         return self.is_in_node(0) and self.has_ended(self.meet(), "barrier")
 
     cdef int meet(self) except? -9:

@@ -1,4 +1,4 @@
-# What is called from C: the dynamic linker, the clock, NumPy, node.h and half.h; and the constants of all files.
+# Declarations of C: the dynamic linker, the clock, NumPy, node.h and half.h; and the constants of all files.
 
 from cpython.dict cimport PyDict_CheckExact, PyDict_Next, PyDict_Size
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
@@ -121,17 +121,17 @@ cdef extern from "halves.h" nogil:
 ctypedef uintptr_t Handle
 
 cdef enum:
-    TYPES = 32  # numbers of NumPy's own dtypes are below
+    TYPES = 32  # the type numbers of NumPy's own dtypes are smaller
     OPS = 16
-    PARTS = 64  # of a list
-    WAITED = 512  # Works that are waited for at once
-    SMALL = 2048  # elements that are prepared here: of more, NumPy prepares as fast
-    REAP_EVERY = 32  # Works that begin, where the program holds the oldest and will wait for it
-    MOST_RUNS = 16  # of coalesced arrays: memory for more is not kept
-    STATUS_BYTES = 64  # an MPI_Status has at most so many
+    PARTS = 64  # most parts of a list
+    WAITED = 512  # most Works that are waited for at once
+    SMALL = 2048  # most elements that are prepared here: NumPy prepares more as fast
+    REAP_EVERY = 32  # new Works between two polls of those in flight, if the program holds the oldest
+    MOST_RUNS = 16  # memory for more runs of coalesced arrays is not kept
+    STATUS_BYTES = 64  # most bytes of an MPI_Status
     LARGEST_COUNT = 0x7FFFFFFF
-    WHOLE = 64 << 10  # bytes of a sparse exchange for one rank, up to which they go by memory of the node
-    RING = 2048  # operations that are remembered at least: a power of two
-    AVERAGE = OPS - 1  # AVG, in the ring
-    PREMULTIPLIED = OPS - 2  # PREMUL_SUM, likewise
-    NOBODY = -1  # likewise: no op, no root, any source, no tag
+    WHOLE = 64 << 10  # most bytes of a sparse exchange for one rank that go through memory of the node
+    RING = 2048  # fewest operations that are remembered: a power of two
+    AVERAGE = OPS - 1  # in the ring: AVG
+    PREMULTIPLIED = OPS - 2  # in the ring: PREMUL_SUM
+    NOBODY = -1  # in the ring: no op, no root, any source, no tag

@@ -1,11 +1,11 @@
-/* Two threads that speak for this process while a call of C holds the GIL, so that no thread of Python's can run: one asks
-   for the GIL once a second, the other notices that it does not get it. That one says so on stderr while operations are
-   unfinished, answers other ranks that ask for this one's report, and ends the job where a GPU has not done an operation
-   within its time limit. A host operation ends nothing: it may have come, and only its thread can't run to say so. The
-   threads never take the GIL, and call nothing of Python's but faulthandler's handler of a signal, which needs no GIL.
+/* Two threads that report for this process while a C call holds the GIL, so that no Python thread can run. The prober
+   asks for the GIL once a second; the watcher notices if it does not get it. The watcher then reports on stderr while
+   operations are unfinished, answers other ranks that ask for this rank's report, and ends the job if a GPU has not
+   completed an operation within its time limit. A host operation ends nothing: it may be complete, and only its thread
+   can't run. The watcher never takes the GIL; of Python it only calls faulthandler's signal handler, without the GIL.
 
-   What is read of operations is written with the GIL, which nobody has while it is read. The mutex is for the freeing of
-   groups, at the moment in which the GIL is free again: it is never held while something is written or waited for. */
+   Operations are noted with the GIL held, and read while a C call holds it. The mutex protects groups from being freed
+   at the moment when the GIL is free again: no thread holds it while it writes output or waits. */
 #pragma once
 #define _GNU_SOURCE
 #include <Python.h>
@@ -32,25 +32,25 @@ enum { HELD_NOTES = 8, HELD_RING = 64, HELD_PLACES = 2, HELD_STACK = 1 << 16, HE
        HELD_NOT_READY = 600, /* CUDA_ERROR_NOT_READY */ HELD_RELAXED = 2, /* CU_STREAM_CAPTURE_MODE_RELAXED */
        HELD_GROUPS = 64, HELD_KNOWN = 8, HELD_TOKEN = 128, HELD_LINES = 4 };
 
-static const double HELD_LOOK = 0.25;  /* seconds between two looks at the GIL */
-static const double HELD_FROM = 2.0;   /* seconds without the GIL from which on others are answered */
-static const double HELD_TELLS = 5.0;  /* and from which on an unfinished operation is worth a word */
-static const double HELD_CUDA[2] = {1.0, 5.0};  /* seconds for an answer of CUDA's: before a word, before the end */
-static const double HELD_STOPPED = 1.0;  /* seconds between two looks from which on this process was stopped */
+static const double HELD_LOOK = 0.25;  /* seconds between two checks of the GIL */
+static const double HELD_FROM = 2.0;   /* seconds without the GIL before other ranks are answered */
+static const double HELD_TELLS = 5.0;  /* and before an unfinished operation is reported */
+static const double HELD_CUDA[2] = {1.0, 5.0};  /* seconds to wait for CUDA's answer: before a report, before the end */
+static const double HELD_STOPPED = 1.0;  /* so many seconds between two checks: this process was stopped */
 
-typedef struct {  /* an operation that blocks, or whose end the GPU has not shown */
+typedef struct {  /* an operation that blocks, or that the GPU may not have completed */
     char name[40];
     long long number;
-    double began;  /* CLOCK_MONOTONIC, without the time in which this process was stopped; 0: none */
-    void *event;   /* of the GPU's; NULL for one that blocks the host */
+    double began;  /* CLOCK_MONOTONIC, minus the time in which this process was stopped; 0: no operation */
+    void *event;   /* on the GPU; NULL if the operation blocks the host */
 } HeldNote;
 
 typedef struct HeldGroup {
     char key[40], name[80];
     double limit;                                    /* seconds */
     int ends;                                        /* whether an operation on the GPU that takes longer ends the job */
-    int path;                                        /* of its fast path in the ring; 0: none */
-    const long long *counts[4];                      /* of the fast path: collectives, others; messages, others */
+    int path;                                        /* its fast path's number in the ring; 0: none */
+    const long long *counts[4];                      /* collectives: fast path's, others; messages: the same */
     HeldNote notes[HELD_NOTES];
     struct HeldGroup *next, *before;
 } HeldGroup;
@@ -69,11 +69,11 @@ static struct {
     int rank, size, signal_number, stack_file, has_started;
     struct stat stack_file_was;
     struct sigaction action_was;
-    char package[1024], places[HELD_PLACES][1024], known[HELD_KNOWN][HELD_TOKEN];  /* questions that have an answer */
+    char package[1024], places[HELD_PLACES][1024], known[HELD_KNOWN][HELD_TOKEN];  /* answered questions */
     unsigned last_known;
-    volatile double stopped;         /* seconds in which this process was */
+    volatile double stopped;         /* seconds in which this process was stopped */
     volatile int stops, asks;        /* asks: the prober waits for the GIL */
-    volatile long long times;        /* that it has got it */
+    volatile long long times;        /* how often the prober has got it */
 } held = {.groups_lock = PTHREAD_MUTEX_INITIALIZER, .probing = PTHREAD_MUTEX_INITIALIZER};
 
 static double held_now(int clock)
@@ -89,7 +89,7 @@ static void held_sleep(double seconds)
     while (nanosleep(&time, &time) != 0 && errno == EINTR) {}
 }
 
-/* -- groups, and what they are in: all of this with the GIL -- */
+/* -- groups and their operations; the caller holds the GIL -- */
 
 static void held_link(HeldGroup *group)
 {
@@ -113,7 +113,7 @@ static int held_begin(HeldGroup *group, const char *name, long long number, void
     for (int i = 0; i < HELD_NOTES; i++) {
         HeldNote *note = &group->notes[i];
         if (note->began == 0) {
-            strncpy(note->name, name, sizeof note->name - 1);  /* whose last byte is 0, and stays so */
+            strncpy(note->name, name, sizeof note->name - 1);  /* the last byte stays 0 */
             note->number = number, note->event = event, note->began = held_now(CLOCK_MONOTONIC) - held.stopped;
             return i;
         }
@@ -144,8 +144,8 @@ static void held_write(int file, const char *text, size_t length)
     }
 }
 
-/* Put the stacks of all threads of Python's into `text`, as faulthandler writes them; nothing where the program has taken
-   its signal or its file. */
+/* Put the stacks of all Python threads into `text`, as faulthandler writes them; nothing if the program has taken over
+   the signal or the file. */
 static void held_stacks(char *text, size_t room)
 {
     struct stat now;
@@ -156,13 +156,13 @@ static void held_stacks(char *text, size_t room)
         action.sa_handler != held.action_was.sa_handler || ftruncate(held.stack_file, 0) != 0)
         return;
     lseek(held.stack_file, 0, SEEK_SET);
-    pthread_kill(pthread_self(), held.signal_number);  /* has been handled when this returns */
+    pthread_kill(pthread_self(), held.signal_number);  /* handled before this returns */
     ssize_t length = pread(held.stack_file, text, room - 1, 0);
     text[length < 0 ? 0 : length] = 0;
 }
 
-/* Put "train.py:88 in load" into `place`, of the innermost frame of a thread's stack that is neither hpccomm's nor one of
-   Python's own for threads; 0 without one, as in threads of hpccomm's. `waits`: whether the innermost of all is no such. */
+/* Put a thread's innermost frame outside hpccomm and threading.py into `place`: "train.py:88 in load". Return 0 if it
+   has none, as hpccomm's threads. `waits`: whether the thread's innermost frame is in hpccomm or threading.py. */
 static int held_place(const char *stack, const char *end, char *place, size_t room, int *waits)
 {
     int first = 1;
@@ -188,8 +188,8 @@ static const char *held_next_thread(const char *text)
     return next == NULL ? NULL : next + 1;
 }
 
-/* Say in which line the GIL is held, or may be: those of the program's threads that do not wait in hpccomm. Put the stacks
-   of the program's threads into `shown`. */
+/* Put the lines that may hold the GIL into `place`: of the program's threads, those that do not wait in hpccomm. Put
+   the stacks of the program's threads into `shown`. */
 static void held_where(const char *stacks, char *place, size_t room, HeldText *shown)
 {
     char here[512];
@@ -213,7 +213,7 @@ static void held_where(const char *stacks, char *place, size_t room, HeldText *s
 
 /* -- operations -- */
 
-typedef struct {  /* an operation that has not been seen to end, of a group that may be freed meanwhile */
+typedef struct {  /* copy of an unfinished operation, as its group may be freed meanwhile */
     char name[40], key[40], group[80];
     long long number;
     double seconds, limit;
@@ -227,7 +227,7 @@ static struct {
     HeldWait waits[HELD_RING];
     HeldCounts groups[HELD_GROUPS];
     int n_waits, n_groups;
-} seen;  /* by the thread that watches */
+} seen;  /* only the watcher uses it */
 
 static void held_see_one(const HeldGroup *group, const char *name, long long number, double seconds, void *event)
 {
@@ -267,18 +267,18 @@ static void held_see(void)
     pthread_mutex_unlock(&held.groups_lock);
 }
 
-typedef struct { void *event; volatile int answer; } HeldQuery;  /* never freed: CUDA may keep it */
+typedef struct { void *event; volatile int answer; } HeldQuery;  /* never freed: its thread may hang in CUDA */
 
 static void *held_query(void *given)
 {
     HeldQuery *query = given;
-    int relaxed = HELD_RELAXED;  /* or this would end the captures of other threads */
+    int relaxed = HELD_RELAXED;  /* otherwise the query would invalidate other threads' captures */
     if (held.cuda_capture_mode != NULL) held.cuda_capture_mode(&relaxed);
     query->answer = held.cuda_event_query(query->event);
     return NULL;
 }
 
-/* Whether the GPU has not come to an event; so it is where CUDA does not answer, because a thread is inside it. */
+/* Whether the GPU has not reached an event; also 1 if CUDA does not answer, because another thread is inside it. */
 static int held_gpu_waits(void *event, int ends)
 {
     pthread_t thread;
@@ -292,7 +292,7 @@ static int held_gpu_waits(void *event, int ends)
     return query->answer == -1 || query->answer == HELD_NOT_READY;
 }
 
-/* -- what it says -- */
+/* -- reports -- */
 
 static void held_tell(double seconds, const HeldWait *wait, const char *where, const HeldText *stacks, int ends)
 {
@@ -307,7 +307,7 @@ static void held_tell(double seconds, const HeldWait *wait, const char *where, c
     held_write(2, all.text, all.length);
 }
 
-/* Write this rank's report: `debug/held.py` reads it. */
+/* Write this rank's report for `debug/held.py`. */
 static void held_answer(int folder, const char *token, double seconds)
 {
     static char text[2 * HELD_STACK], stacks[HELD_STACK], program[HELD_STACK];
@@ -347,7 +347,7 @@ static void held_know(const char *token)
     if (!held_knows(token)) strncpy(held.known[held.last_known++ % HELD_KNOWN], token, HELD_TOKEN - 1);
 }
 
-/* Answer the question in a folder of the run, if it is new; obey the order to end. As `debug/report.py` does. */
+/* Answer a new question in a folder of the run, or obey the order to end, as `debug/report.py` does. */
 static void held_look_into(const char *path, double seconds)
 {
     char token[HELD_TOKEN];
@@ -381,9 +381,9 @@ static void held_look_into(const char *path, double seconds)
 
 static void *held_probe(void *nothing)
 {
-    PyThreadState *own = NULL;  /* kept: to make one anew takes memory, beside which tracemalloc.stop() may crash */
+    PyThreadState *own = NULL;  /* kept: making another allocates memory; tracemalloc.stop() may crash meanwhile */
     for (;;) {
-        pthread_mutex_lock(&held.probing);  /* so that Python does not end in between */
+        pthread_mutex_lock(&held.probing);  /* so that Python does not end meanwhile */
         if (held.stops) {
             pthread_mutex_unlock(&held.probing);
             return nothing;
@@ -426,7 +426,7 @@ static void *held_watch(void *nothing)
             HeldText shown = {program, 0, sizeof program};
             held_stacks(stacks, sizeof stacks);
             held_where(stacks, where, sizeof where, &shown);
-            if (held.times != times) break;  /* it has got the GIL meanwhile */
+            if (held.times != times) break;  /* the prober has got the GIL meanwhile */
             held_tell(seconds, each, where, &shown, ends);
             has_reported = 1;
             if (ends) _exit(HELD_STATUS);
@@ -435,7 +435,7 @@ static void *held_watch(void *nothing)
     return nothing;
 }
 
-/* In a forked process, which has none of the threads. */
+/* Run in a forked process, which has neither thread. */
 static void held_in_child(void)
 {
     pthread_mutex_init(&held.groups_lock, NULL);
@@ -443,7 +443,7 @@ static void held_in_child(void)
     held.stops = 1;
 }
 
-/* Return a real-time signal that nobody handles, from this one on; 0 if there is none. */
+/* Return the first real-time signal from `from` on that has no handler; 0 if there is none. */
 static int held_free_signal(int from)
 {
     struct sigaction action;
@@ -453,7 +453,7 @@ static int held_free_signal(int from)
     return 0;
 }
 
-/* Start both threads; no signal of the program's is handled in them. */
+/* Start both threads, in which the program's signals are blocked. */
 static int held_start(void)
 {
     pthread_t thread;
@@ -477,7 +477,7 @@ static int held_start(void)
     return error;
 }
 
-/* Let the threads end, before Python does; without the GIL. */
+/* Make the threads end before Python does; the caller does not hold the GIL. */
 static void held_stop(void)
 {
     pthread_mutex_lock(&held.probing);

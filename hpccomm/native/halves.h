@@ -1,11 +1,10 @@
-/* Persistent collectives of a node in two halves, in flags and slots of their own (node.h has the flags and slots).
+/* Persistent collectives of a node in two halves, with flags and slots of their own (see node.h for the protocol).
  *
- * `start` puts values into this rank's slot and waits for nobody; `wait` meets the others (node_meet) and takes. It does
- * not wait for another rank to come to its `wait`: that rank may not get there before it has heard from this one. So each
- * rank could reduce everything; a share of a larger array is reduced by the rank that claims it first, for all, and the
- * others wait for a share that has been claimed. The slots are the operation's own: between the halves this rank does
- * other operations, whose numbers would tell that it has ended this one.
- */
+ * `start` copies values into this rank's slot and waits for no other rank; `wait` meets the others (node_meet) and
+ * copies the result out. `wait` does not need another rank to enter `wait`: that rank may enter it only after it has
+ * heard from this one. So any rank must be able to reduce everything. Of a larger array, the first rank that claims a
+ * share reduces it for all; the others wait only for claimed shares. The slots are the operation's own: between its
+ * halves this rank does other operations, and their numbers in common flags would say that it has ended this one. */
 #ifndef HPCCOMM_HALVES_H
 #define HPCCOMM_HALVES_H
 
@@ -16,7 +15,7 @@ static inline size_t node_halves_bytes(int ranks, size_t slot)
     return (size_t)ranks * sizeof(Flags) + (2 * (size_t)ranks + 1) * slot;
 }
 
-static inline void node_make_halves(Node *n, char *memory /* of zeros */, size_t slot)
+static inline void node_make_halves(Node *n, char *memory /* zeroed */, size_t slot)
 {
     n->flags = (Flags *)memory;
     n->slots = memory + (size_t)n->ranks * sizeof(Flags);
@@ -24,7 +23,7 @@ static inline void node_make_halves(Node *n, char *memory /* of zeros */, size_t
     n->number = n->settled = 0;
 }
 
-/* Values from `low` to `high` are for this rank alone. The next set is free, unless the operation before has failed. */
+/* Bytes from `low` to `high` are this rank's own: not copied. The next set is free unless the last operation failed. */
 static inline int node_start(Node *n, uint64_t call, const char *x, size_t bytes, size_t low, size_t high)
 {
     int code = node_next(n);
@@ -48,7 +47,7 @@ static inline int node_has_met(Node *n)
     return 1;
 }
 
-/* Reduce into x, which still has this rank's values, what all have started with; they have met. */
+/* Reduce the values of all ranks, which have met, into x, which still has this rank's values. */
 static inline int node_take_all_reduced(Node *n, Fold *fold, char *x, size_t bytes)
 {
     int code;

@@ -1,9 +1,9 @@
 # Persistent collectives in memory of the node: `start` and `wait` are its two halves, in slots of their own.
 
 cdef class Halves:
-    """The first base of such an operation's PersistentWork, which does what is not ordinary.
+    """The first base class of such an operation's PersistentWork: it does the ordinary case, PersistentWork the rest.
 
-    Buffers are made as for MPI: `fill` fills the input before each start, `finish` completes the output after it. The
+    Buffers are prepared as for MPI: `fill` fills the input before each start, `finish` completes the output. The
     `arrays` of a coalesced all_reduce need neither: they are packed into the slot and reduced from there.
     """
 
@@ -11,14 +11,14 @@ cdef class Halves:
     cdef Node node
     cdef list arrays
     cdef object fill, finish
-    cdef tuple alive  # buffers, and the memory
+    cdef tuple alive  # keeps the buffers and the memory
     cdef Fold* fold
     cdef char *given
     cdef char *taken
     cdef Py_ssize_t nbytes, low, high  # from `low` to `high` the input is for this rank alone
     cdef uint64_t call_in_node
     cdef int what, number, place, root
-    cdef int noted, noted_type, noted_op, noted_root  # in the ring; `noted` is 0 until is_noted has looked it up
+    cdef int noted, noted_type, noted_op, noted_root  # for the ring; `noted` is 0 until is_noted has set them
     cdef Py_ssize_t noted_bytes
     cdef bint averages, has_taken
     cdef long long entry
@@ -27,8 +27,8 @@ cdef class Halves:
     cdef public bint is_active, _freed, was_asked
 
     def set_up(self, InNode path, str name, given, taken, fill, finish, op, int root, list arrays, bint averages, memory):
-        """Use `memory`, of zeros, which all ranks see (`halves_bytes`). `op` is that of a reduction, or None; with
-        `averages` the sum of floats is divided by the number of ranks.
+        """Use zeroed `memory` of `halves_bytes` that all ranks share. `op` is a reduction's op or None; with `averages`
+        the sum of floats is divided by the number of ranks.
         """
         cdef Array* x = without_gaps(given)
         self.path, self.node = path, path.node
@@ -45,17 +45,17 @@ cdef class Halves:
         cdef Py_ssize_t part = self.nbytes // self.node.ranks
         if self.what == REDUCE_SCATTER_START or self.what == ALL_TO_ALL_START:
             self.low, self.high = part * self.node.rank, part * (self.node.rank + 1)
-        if path.is_alone:  # what is for itself is copied once, if at all
+        if path.is_alone:  # its own values are copied at most once
             self.low, self.high, self.arrays = 0, self.nbytes, None
         if arrays is not None or self.what == BROADCAST_START and root != self.node.rank:
-            self.given = NULL  # nothing is copied
+            self.given = NULL  # `start` copies no input
         node_make_halves(&self.node, <char*>PyArray_DATA(without_gaps(memory)), slot_for(self.nbytes))
 
     def start(self):
         """See PersistentWork.start."""
         if (self.is_active or self._freed or self.dispatcher is None or self.dispatcher.fast is not self.path
                 or self.noted == 0 and not self.is_noted()):
-            halves_start(self)  # a hook listens, a block collects, ...
+            halves_start(self)  # there is a hook, a coalescing block, ...
             return
         if self.fill is not None:
             self.fill()
@@ -68,7 +68,7 @@ cdef class Halves:
         self.is_active = True
 
     cdef bint is_noted(self) except -1:
-        """Look up what the ring has of each start, which is what a hook would see; return False if it can't have it."""
+        """Find the ring's values for each start, those that a hook would see; return False if it can't have them."""
         cdef tuple given = self.call.arguments
         cdef list arrays = given[0] if type(given[0]) is list else [each for each in given if PyArray_Check(each)]
         op, root, dtype = self.call.named.get("op"), self.call.named.get("root"), arrays[0].dtype
@@ -77,7 +77,7 @@ cdef class Halves:
         self.noted_type, self.noted_bytes = dtype.num, sum([array.nbytes for array in arrays])
         self.noted_op = NOBODY if op is None else op_names.index(op.name)
         self.noted_root = NOBODY if root is None else root
-        self.noted = NAMES.index(self.call.name)  # it may be the whole of a coalesced one
+        self.noted = NAMES.index(self.call.name)  # of the whole operation, if it is coalesced
         return True
 
     def begin(self):
@@ -88,10 +88,10 @@ cdef class Halves:
         cdef int code = self.puts()
         if code:
             raise exception_of(code)
-        self.is_active = True  # whatever a signal handler raises from here on
+        self.is_active = True  # even if a signal handler raises from here on
 
     cdef int puts(self) noexcept:
-        """Put this rank's values into its slot; return MPI's code."""
+        """Put this rank's values into its slot; return 0 or an error code."""
         cdef int code
         cdef char* slot
         self.has_taken = False
@@ -103,7 +103,7 @@ cdef class Halves:
         return code
 
     cdef int takes(self) noexcept:
-        """Wait until all have started, and take what is for this rank; return the code."""
+        """Wait until all ranks have started, and copy this rank's results out; return 0 or an error code."""
         cdef int code
         self.waiting_thread = PyThread_get_thread_ident()
         with nogil:
@@ -144,7 +144,7 @@ cdef class Halves:
             average(data, nbytes // <Py_ssize_t>(mpi.kinds[self.number] & 255), self.number, self.node.ranks)
 
     cdef void unpacks(self) noexcept:
-        """Reduce all ranks' values into the arrays that they are of."""
+        """Reduce all ranks' values from the slots into this rank's arrays."""
         cdef Py_ssize_t i, nbytes, at = 0
         cdef char* data
         for i in range(PyList_GET_SIZE(self.arrays)):
@@ -203,7 +203,7 @@ cdef inline Py_ssize_t slot_for(Py_ssize_t nbytes) noexcept:
 
 
 def halves_bytes(int ranks, Py_ssize_t nbytes):
-    """Return how much memory the ranks need for a persistent operation whose input has that size; one alone: flags."""
+    """Return the bytes of memory for a persistent operation with `nbytes` of input; a single rank needs only flags."""
     return node_halves_bytes(ranks, slot_for(nbytes if ranks > 1 else 0))
 
 
@@ -211,6 +211,6 @@ cdef object halves_start, halves_wait
 
 
 def set_up_halves(work):
-    """Take over what the class PersistentWork does."""
+    """Set the methods of PersistentWork for cases that are not ordinary."""
     global halves_start, halves_wait
     halves_start, halves_wait = work.start, work.wait

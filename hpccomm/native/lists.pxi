@@ -1,5 +1,5 @@
-# Lists of arrays: one for each rank, and many that are packed into few (coalesced). Those of one for each rank are done
-# in memory of the node, once it is open; the rest is left to the checks and MPI.
+# Lists of arrays: one array for each rank, or many arrays packed into few (coalesced). Lists of one array for each rank
+# are done in memory of the node once it is open; the rest is left to the checks and MPI.
 
 MOVES = {"all_gather": ALL_GATHER_LIST, "gather": GATHER, "scatter": SCATTER, "all_to_all": ALL_TO_ALL}
 
@@ -14,7 +14,7 @@ cdef class Lists(Collectives):
         free(self.scratch)
 
     cdef bint takes_list(self, object items, Array* own, char** data, size_t* nbytes) except -1:
-        """Note where the arrays of a list are, one for each rank, and how large, if all are ordinary; this rank's as `own`."""
+        """Note addresses and sizes of one array for each rank; return False unless all are ordinary and fit `own`."""
         cdef Array* x
         if own == NULL or self.node.flags == NULL or type_of(own) == 0:
             return False
@@ -28,7 +28,7 @@ cdef class Lists(Collectives):
         return nbytes[self.rank] == <size_t>PyArray_NBYTES(own)
 
     cdef int takes_parts(self, list arrays, char** data, size_t* nbytes) except -1:
-        """Note where arrays are that have been made for MPI, and how large."""
+        """Note the addresses and sizes of arrays prepared for MPI."""
         cdef Array* x
         for i, array in enumerate(arrays):
             x = without_gaps(array)
@@ -36,7 +36,7 @@ cdef class Lists(Collectives):
         return 0
 
     cdef int notes_lists(self, int what, int dtype, int n_sent, int n_received, int op, int root) except -1:
-        """Note a collective of the parts in `sent` and `received`."""
+        """Note in the ring a collective on the parts in `sent` and `received`."""
         cdef int i
         cdef Py_ssize_t nbytes = 0
         for i in range(n_sent):
@@ -52,7 +52,7 @@ cdef class Lists(Collectives):
             return False
         cdef size_t largest = self.largest_in_node(self.received_bytes, self.node_largest)
         if largest == 0 or largest > node_room(&self.node, 1) and may_overlap(outputs, [array]):
-            return False  # in rounds, of which the first would write what the second reads
+            return False  # it takes rounds, and the first would overwrite the input of the second
         self.sent[0], self.sent_bytes[0] = <char*>PyArray_DATA(x), PyArray_NBYTES(x)
         self.notes_lists(ALL_GATHER_LIST, PyArray_TYPE(x), 1, self.size, NOBODY, NOBODY)
         return self.ends(self.move(ALL_GATHER_LIST, 1, self.size, 0, largest), "all_gather")
@@ -67,7 +67,7 @@ cdef class Lists(Collectives):
 
     cdef bint moves_rooted(self, int what, object array, object items, object root, char** one, size_t* one_bytes,
                            char** each, size_t* each_bytes) except -1:
-        """Move `array` to the root's list, or from there, or return False."""
+        """Move `array` to the root's list or from it, or return False."""
         cdef Array* x = plain(array, self.largest)
         if x == NULL or not is_rank(root, self.size) or self.node.flags == NULL or type_of(x) == 0:
             return False
@@ -107,9 +107,9 @@ cdef class Lists(Collectives):
         return self.ends(self.move(ALL_TO_ALL, self.size, self.size, 0, 0), "all_to_all")
 
     def node_move(self, str name, list sent, list received, int root):
-        """Do a gather, scatter, all_gather or all_to_all of arrays without gaps; return whether it has.
+        """Do a gather, scatter, all_gather or all_to_all of arrays without gaps, or return False.
 
-        An all_gather may take rounds, so its arrays share no memory; the others put all that is sent into memory first.
+        An all_gather may take rounds, so its arrays share no memory. The others first copy all input into the slots.
         """
         cdef int what = MOVES[name]
         cdef size_t largest = 0
@@ -122,7 +122,7 @@ cdef class Lists(Collectives):
         return self.has_ended(self.move(what, len(sent), len(received), root, largest), name)
 
     def node_reduce_scatter_list(self, output, list sent, op):
-        """Do a reduce_scatter of arrays without gaps that share no memory; return whether it has."""
+        """Do a reduce_scatter of arrays without gaps that share no memory, or return False."""
         cdef int place = self.place_of(op), number = PyArray_TYPE(without_gaps(output))
         self.takes_parts(sent, self.sent, self.sent_bytes)
         cdef size_t largest = self.largest_in_node(self.sent_bytes, self.node_reduced)
@@ -132,7 +132,7 @@ cdef class Lists(Collectives):
         return self.has_ended(self.reduce_parts(number, place, largest), "reduce_scatter")
 
     def all_reduce_coalesced(self, arrays, op):
-        """Do an all_reduce of many arrays of a dtype, packed into few, as mpi/coalesced.py; or return False."""
+        """Do an all_reduce of many arrays of one dtype, packed into few as in mpi/coalesced.py, or return False."""
         cdef bint averages = op is self.average or (type(op) is str and op == "avg")
         cdef int code, number, place = self.usual_place if averages else self.place_of(op)
         number = self.type_of_first(arrays)
@@ -167,26 +167,26 @@ cdef class Lists(Collectives):
         return self.ends(0, "all_reduce_coalesced")
 
     def broadcast_coalesced(self, arrays, root):
-        """Do a broadcast of many arrays of a dtype, packed into few; or return False."""
+        """Do a broadcast of many arrays of one dtype, packed into few, or return False."""
         return is_rank(root, self.size) and self.in_runs(BROADCAST_COALESCED, arrays, arrays, 1, PyLong_AsLong(root), 0)
 
     def all_gather_single_coalesced(self, outputs, inputs):
-        """As broadcast_coalesced, for all_gather_single."""
+        """Like broadcast_coalesced, for all_gather_single."""
         return self.in_runs(ALL_GATHER_COALESCED, outputs, inputs, self.size, NOBODY, NOBODY)
 
     def reduce_scatter_single_coalesced(self, outputs, inputs, op):
-        """As broadcast_coalesced, for reduce_scatter_single."""
+        """Like broadcast_coalesced, for reduce_scatter_single."""
         cdef int place = self.place_of(op), number = self.type_of_first(inputs)
         if place < 0 or number < 0 or mpi.reduced[place][number] == 0:
             return False
         return self.in_runs(REDUCE_SCATTER_COALESCED, inputs, outputs, self.size, NOBODY, place)
 
     cdef bint in_runs(self, int what, larger, smaller, int rows, int root, int place) except -1:
-        """Do a coalesced operation in runs of neighbours, as mpi/coalesced.py; `larger` arrays have `rows` parts."""
+        """Do a coalesced operation in runs of neighbours as in mpi/coalesced.py; `larger` arrays have `rows` parts."""
         cdef int code = 0, number = self.type_of_first(larger), itemsize
         if number < 0 or not PyList_CheckExact(smaller):
             return False
-        cdef list ys = list(larger), xs = list(smaller)  # whatever other threads do with the program's lists
+        cdef list ys = list(larger), xs = list(smaller)  # other threads may change the program's lists
         cdef Py_ssize_t i, first = 0, n = len(ys), total = self.bytes_of(ys, 0, n, number)
         if len(xs) != n or total < 0 or self.bytes_of(xs, 0, n, number) < 0:
             return False
@@ -197,7 +197,7 @@ cdef class Lists(Collectives):
                 return False
         cdef Py_ssize_t part, packed = self.largest_run
         cdef bint broadcasts = what == BROADCAST_COALESCED, has_root = self.rank == root
-        # Inputs and outputs may share memory: then all inputs are packed before an output is written.
+        # If inputs and outputs may share memory, all inputs are packed before any output is written.
         cdef bint packs_first = not broadcasts and may_overlap(xs, ys), communicates
         if packs_first:
             packed = total if what == REDUCE_SCATTER_COALESCED else total // rows
@@ -235,7 +235,7 @@ cdef class Lists(Collectives):
         return self.ends(self.keep_scratch(code), NAMES[what])
 
     def all_gather_coalesced(self, output_lists, arrays):
-        """Do an all_gather of the arrays of each rank in runs of neighbours, as mpi/backend.py; or return False."""
+        """Do an all_gather of each rank's arrays in runs of neighbours as in mpi/backend.py, or return False."""
         cdef int rank, code = 0, differs = 0, number = self.type_of_first(arrays)
         if self.node.flags == NULL or number < 0 or not PyList_CheckExact(output_lists):
             return False
@@ -274,7 +274,7 @@ cdef class Lists(Collectives):
                     for rank in range(self.size if code == 0 else 0):
                         found = <char*>node_part(&self.node, rank, 0, self.received_bytes[rank])
                         if found == NULL:
-                            differs = NODE_DIFFERS  # for this rank alone: it takes part in the other runs
+                            differs = NODE_DIFFERS  # an error of this rank alone: it takes part in the other runs
                         else:
                             pack(ys, rank * n + first, rank * n + i, found, 1, 0, False)
                 if packs_first:
@@ -283,7 +283,7 @@ cdef class Lists(Collectives):
         return self.ends(self.keep_scratch(code or differs), "all_gather_coalesced")
 
     cdef Py_ssize_t end_of_run(self, list arrays, Py_ssize_t n, Py_ssize_t first) noexcept:
-        """Return the end of a run of neighbours of which each rank's have room in its slot, and note their bytes."""
+        """Return the end of a run of neighbours that fit into each rank's slot, and note their bytes."""
         cdef Py_ssize_t i
         cdef int rank
         for rank in range(self.size):
@@ -302,7 +302,7 @@ cdef class Lists(Collectives):
         return PyArray_TYPE(<Array*><PyObject*>items[0]) if type_of(<Array*><PyObject*>items[0]) else -1
 
     cdef Py_ssize_t bytes_of(self, list arrays, Py_ssize_t first, Py_ssize_t last, int number) except -2:
-        """Return how large arrays of a dtype are together, if all are ordinary; otherwise -1."""
+        """Return the total bytes of arrays of one dtype; -1 if one is not ordinary."""
         cdef Array* x
         cdef Py_ssize_t i, total = 0
         for i in range(first, last):
@@ -313,7 +313,7 @@ cdef class Lists(Collectives):
         return total
 
     cdef int make_scratch(self, Py_ssize_t nbytes) except -1:
-        if nbytes >= self.scratch_bytes:  # also before the first of nothing: memcpy takes no NULL
+        if nbytes >= self.scratch_bytes:  # also at first for 0 bytes: memcpy takes no NULL
             free(self.scratch)
             self.scratch_bytes = 0
             self.scratch = <char*>malloc(nbytes + 1)
@@ -323,7 +323,7 @@ cdef class Lists(Collectives):
         return 0
 
     cdef int keep_scratch(self, int code) noexcept:
-        """Let the memory go where it is large; return `code`."""
+        """Free the memory if it is large; return `code`."""
         if self.scratch_bytes > MOST_RUNS * self.largest_run:
             free(self.scratch)
             self.scratch, self.scratch_bytes = NULL, 0

@@ -1,18 +1,18 @@
 # Memory that the ranks of a node share: when it is used, and how parts of arrays move through it.
 
 def node_memory(int rank, int ranks, size_t slot):
-    """Return how many bytes of what `ranks` share are that rank's, if a slot has `slot` bytes; they follow each other."""
+    """Return the bytes of a rank's part of the shared memory, with slots of `slot` bytes; the parts are adjacent."""
     return node_bytes(rank, ranks, slot)
 
 
 cdef class InNode(Path):
-    """A path whose operations may go through memory of the node; a subclass in Python opens it."""
+    """A path whose operations may use memory of the node; a subclass in Python opens that memory."""
 
     cdef Node node  # its flags are NULL until it is open
-    cdef Py_ssize_t node_largest, node_reduced  # bytes; the second: of reductions
-    cdef int before_node  # how many operations go to MPI before it is worth opening
-    cdef bint has_left  # memory of the node had no room: the checks and MPI do this operation
-    cdef char *sent[PARTS]  # of the operation that goes on: where the parts are
+    cdef Py_ssize_t node_largest, node_reduced  # most bytes: of an operation, of a reduction
+    cdef int before_node  # operations that still go to MPI before the memory is opened
+    cdef bint has_left  # memory of the node was too small: the checks and MPI do this operation
+    cdef char *sent[PARTS]  # the parts of the current operation
     cdef char *received[PARTS]
     cdef size_t sent_bytes[PARTS]
     cdef size_t received_bytes[PARTS]
@@ -27,7 +27,7 @@ cdef class InNode(Path):
         self.is_alone = self.size == 1
 
     def map_node(self, uintptr_t address, size_t slot, size_t one_phase, int looks):
-        """Take over the memory at `address`, with flags of zeros, that all ranks of the group see; address 0: none."""
+        """Use the memory at `address`, which all ranks of the group share; its flags are zero. Address 0: none."""
         if address == 0:
             self.node_largest, self.node_reduced, self.node.flags = -1, -1, NULL
             return
@@ -38,7 +38,7 @@ cdef class InNode(Path):
         self.node.flags = <Flags*>address
 
     cdef bint is_in_node(self, Py_ssize_t nbytes) except -1:
-        """Whether an operation is done in memory of the node, which is opened when it is worth it: alike on all ranks."""
+        """Whether an operation uses memory of the node, opened when worthwhile; all ranks give the same answer."""
         if nbytes > self.node_largest:
             return False
         if self.node.flags == NULL:
@@ -49,14 +49,14 @@ cdef class InNode(Path):
         return self.node.flags != NULL
 
     cdef bint reduces_in_node(self, Py_ssize_t nbytes) except -1:
-        """As is_in_node, for a reduction, which opens it at once: MPI's would give other bits than the later ones."""
+        """Like is_in_node, but open the memory at once: the first reductions by MPI could give other bits."""
         if nbytes > self.node_reduced:
             return False
         self.before_node = 0
         return self.is_in_node(0)
 
     cdef size_t largest_in_node(self, const size_t* nbytes, Py_ssize_t limit) noexcept:
-        """Return the largest of the parts, one of each rank, which all ranks know, 1 at least; 0: they are too large."""
+        """Return the bytes of the largest part, at least 1; 0 if the parts have more than `limit` bytes together."""
         cdef int i
         cdef size_t total = 0, largest = 1
         for i in range(self.size):
@@ -65,9 +65,9 @@ cdef class InNode(Path):
         return largest if <Py_ssize_t>total <= limit else 0
 
     def opens_node(self, array, op):
-        """Whether memory of the node can have persistent operations on such arrays, reduced by `op` if that is not None.
+        """Whether persistent operations on such arrays (reduced by `op`, if not None) can use memory of the node.
 
-        The answer is the same on all ranks, which call it together: memory that is not there yet is made.
+        All ranks call this together and get the same answer; it opens the memory if necessary.
         """
         cdef int place = 0 if op is None else self.place_of(op), number = PyArray_TYPE(without_gaps(array))
         if op is not None and (place < 0 or number >= TYPES or mpi.folds[place][number] == NULL):
@@ -76,14 +76,14 @@ cdef class InNode(Path):
         return self.is_in_node(0)
 
     def is_node_open(self):
-        """Whether the next operation may be done in memory of the node: the answer is the same on all ranks."""
+        """Whether the next operation may use memory of the node; the answer is the same on all ranks."""
         if self.has_left:
             self.has_left = False
             return False
         return self.is_in_node(0)
 
     cdef bint ends(self, int code, str name) except -1:
-        """Count the collective that has been noted; or raise its error, or leave it to the checks and MPI."""
+        """Count the noted collective, or raise its error, or return False to leave it to the checks and MPI."""
         if code == 0:
             self.count += 1
             note_end(self.entry, False)
@@ -104,24 +104,24 @@ cdef class InNode(Path):
         return True
 
     def differing(self, str name):
-        """Return the error of an operation in memory of the node that another rank does not make alike."""
+        """Return the error of an operation in memory of the node in which another rank's call differs."""
         return difference_error(name, self.node.differing)
 
     cdef inline bint is_foldable(self, Array* array, int place) noexcept:
         return self.is_reducible(array, place) and mpi.folds[place][PyArray_TYPE(array)] != NULL
 
     cdef bint folds_in_node(self, int place, int number, Py_ssize_t nbytes) except -1:
-        """Whether a reduction of so many bytes of a dtype is done in memory of the node."""
+        """Whether a reduction of `nbytes` bytes of dtype `number` uses memory of the node."""
         return place >= 0 and number < TYPES and mpi.folds[place][number] != NULL and self.reduces_in_node(nbytes)
 
     cdef int move(self, int what, int n_sent, int n_received, int root, size_t largest):
-        """Move the parts in `sent` to where `received` tells; `largest`: see node_begin."""
+        """Move the parts in `sent` to the places in `received`; `largest`: see node_begin."""
         cdef int first = root if what == SCATTER else 0
         cdef int part = 0 if what == ALL_GATHER_LIST or what == GATHER else self.rank
         return self.rounds(call_of(what, root, 0), n_sent, n_received, first, part, NULL, largest)
 
     cdef int reduce_array(self, int what, Array* x, int place, int root, int ranks):
-        """Reduce the arrays of ranks 0 to `ranks` - 1 into `x`, if there are any."""
+        """Reduce the arrays of ranks 0 to `ranks` - 1 into `x`, unless `ranks` is 0."""
         cdef int number = PyArray_TYPE(x)
         cdef uint64_t call = call_of(what, root << 4 | place, mpi.kinds[number])
         self.sent[0] = self.received[0] = <char*>PyArray_DATA(x)
@@ -129,13 +129,13 @@ cdef class InNode(Path):
         return self.rounds(call, 1, ranks, 0, 0, mpi.folds[place][number], max(self.sent_bytes[0], 1))
 
     cdef int reduce_parts(self, int number, int place, size_t largest):
-        """Reduce the parts in `sent` of all ranks: each rank receives its own."""
+        """Reduce all ranks' parts in `sent`; each rank receives its own part."""
         cdef uint64_t call = call_of(REDUCE_SCATTER_LIST, place, mpi.kinds[number])
         return self.rounds(call, self.size, self.size, 0, self.rank, mpi.folds[place][number], largest)
 
     cdef int rounds(self, uint64_t call, int n_sent, int ranks, int first, int part, Fold* fold, size_t largest):
-        """Put the `n_sent` parts into memory of the node, and take part number `part` of so many ranks from `first` on:
-        each to its place in `received`, or with a `fold` all, reduced, to the first. In rounds, where they are large.
+        """Put the `n_sent` parts into memory of the node, and take part `part` of `ranks` ranks from `first` on: each
+        to its place in `received`, or reduced by `fold` to the first place. Large parts go in rounds.
         """
         cdef int code, i, differs = 0
         with nogil:

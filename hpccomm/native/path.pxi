@@ -1,27 +1,27 @@
-# What each operation of a group's fast path needs: its rank and size, the counts, the notes in the ring.
+# State of a group's fast path that all operations need: rank and size, counts, notes in the ring.
 
 cdef class Pending  # in works.pxi
 
 
 cdef inline bint is_rank(object number, int size) noexcept:
-    """Whether it is an int, and a rank of a group of that size."""
-    cdef int overflow  # of a number that no long holds: it is no rank, either
+    """Whether `number` is an int and a rank of a group of `size` ranks."""
+    cdef int overflow  # not needed: a number too large for a long gives -1
     return PyLong_CheckExact(number) and 0 <= PyLong_AsLongAndOverflow(number, &overflow) < size
 
 
 cdef class Path:
-    """What all operations of a group's fast path need. `windows` is empty until the program makes a node-shared array;
-    reductions of such arrays are another way's from `shared_bytes` on (mpi/shared_memory.py).
+    """State of a group's fast path that all operations need. `windows` is empty until the program makes a node-shared
+    array; mpi/shared_memory.py reduces such arrays of at least `shared_bytes`.
     """
 
     cdef public long long count, messages
-    cdef public long long passed_collectives, passed_messages  # that took the way through the checks
-    cdef readonly int place  # in the ring
-    cdef long long entry  # of the blocking collective that goes on
+    cdef public long long passed_collectives, passed_messages  # that went through the checks
+    cdef readonly int place  # its number in the ring
+    cdef long long entry  # the current blocking collective's, in the ring
     cdef Handle comm
     cdef int rank, size, largest_tag
-    cdef bint is_alone  # in its group: there is nobody to communicate with, nor to wait for
-    cdef Py_ssize_t largest, largest_async, largest_run  # bytes: of an array, of arrays that are packed into one
+    cdef bint is_alone  # the group has one rank: operations need neither communicate nor wait
+    cdef Py_ssize_t largest, largest_async, largest_run  # most bytes; largest_run: of arrays packed into one
     cdef public Py_ssize_t shared_bytes
     cdef dict windows, in_flight
     cdef readonly object dispatcher
@@ -30,8 +30,8 @@ cdef class Path:
 
     def __init__(self, comm, int rank, int size, dict windows, Py_ssize_t largest, Py_ssize_t largest_async,
                  int largest_tag, usual_op, average, Py_ssize_t largest_run, type work_class):
-        """`comm`: its handle; `largest`: bytes of an array, `largest_run`: of arrays that are packed into one;
-        `usual_op`: the op that is looked for first, SUM; `average`: AVG.
+        """`comm`: the communicator's handle; `largest`: most bytes of an array, `largest_run`: of arrays packed into
+        one; `usual_op`: the op that is compared first, SUM; `average`: AVG.
         """
         if not issubclass(work_class, Pending):
             raise TypeError(f"{work_class!r} is no subclass of Pending")
@@ -48,13 +48,13 @@ cdef class Path:
         self.place = paths
 
     def attach(self, dispatcher):
-        """Keep what is in flight in that group's dispatcher from now on."""
+        """Keep Works in flight in the group's dispatcher from now on."""
         self.dispatcher, self.in_flight, self.timeout = dispatcher, dispatcher.in_flight, dispatcher.timeout
         self.passed_collectives, self.passed_messages = dispatcher.collectives, dispatcher.messages
         dispatcher.notes.follow(self)
 
     def addresses_of_counts(self):
-        """Return where the counts of collectives and of messages are: of its own, and of those that have passed it."""
+        """Return the addresses of the counts: the fast path's collectives, others; its messages, others."""
         return (<uintptr_t>&self.count, <uintptr_t>&self.passed_collectives,
                 <uintptr_t>&self.messages, <uintptr_t>&self.passed_messages)
 
@@ -64,7 +64,7 @@ cdef class Path:
         return 0
 
     cdef bint has_passed(self, str name, long long entry, int code, Py_ssize_t nbytes, Py_ssize_t expected) except -1:
-        """Count a blocking message, which has been noted; raise if `code` is an error of MPI, or it was too short."""
+        """Count a noted blocking message; raise if `code` is an MPI error or the message is shorter than its array."""
         if code:
             raise self.failed(name, code)
         self.messages += 1
@@ -76,7 +76,7 @@ cdef class Path:
         return True
 
     def note_failure(self):
-        """Note that what has been begun last has failed."""
+        """Note that the latest unfinished operation has failed."""
         cdef long long serial
         for serial in range(written, max(written - ring_mask, 1) - 1, -1):
             if ring[serial & ring_mask].path == self.place and ring[serial & ring_mask].ended == 0:
@@ -84,12 +84,12 @@ cdef class Path:
                 return
 
     cdef int place_of(self, object op) noexcept:
-        """Return the row of an op in the tables; -1 where it has none."""
+        """Return the row of an op in the tables; -1 if it has none."""
         if op is self.usual_op:
             return self.usual_place
         try:
             return op_numbers.get(op, -1)
-        except TypeError:  # it can't be looked up
+        except TypeError:  # it is not hashable
             return -1
 
     cdef inline bint is_tag(self, object tag) noexcept:
@@ -103,7 +103,7 @@ cdef class Path:
         )
 
     cdef inline bint may_be_shared(self, Py_ssize_t nbytes) noexcept:
-        """Whether the checks have to look for node-shared arrays: the answer is the same on all ranks."""
+        """Whether the checks must look for node-shared arrays; the answer is the same on all ranks."""
         return nbytes >= self.shared_bytes and PyDict_Size(self.windows) != 0
 
     cdef inline bint is_pair(self, Array* output, Array* array) noexcept:

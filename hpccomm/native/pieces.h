@@ -1,13 +1,13 @@
-/* Parts of arrays, of any strides, from the ranks of a node to each other. No Python, no MPI.
+/* Exchanges of parts of arrays, with any strides, among the ranks of a node. No Python, no MPI.
  *
- * For each pair of ranks that exchange something each has a line of flags for the other one, and two slots that turns use
- * alternately: in turn n a rank packs into the slots of n, then stores n into `begun` with release; whoever receives loads
- * it with acquire, and unpacks. Both directions of a pair have a line, also where only one has values. So who has ended
- * turn n - 1 knows that its partners have begun it, hence have unpacked what was in the slots of n - 2.
+ * In each pair of ranks that exchange parts, each rank has a line of flags for the other, and two slots that alternate
+ * by turn. In turn n a rank packs into its slots of turn n, then stores n into `begun` with release; the receiver loads
+ * `begun` with acquire and unpacks. Both ranks have a line, even if only one sends values. So a rank that has ended
+ * turn n - 1 knows that its partners have begun turn n - 1, and hence have unpacked the slots of turn n - 2.
  *
- * What is large goes from array to array, once both ranks have begun the turn: who looks first claims the direction, and
- * copies, be it the one that sends or the one that receives. (So nobody waits for a rank that does something else between
- * start and wait.) Nobody ends a turn before all that it sends and receives is done.
+ * Large parts are copied from array to array after both ranks have begun the turn: whichever of the two polls first
+ * claims the direction and does the copy. (So no rank waits for a partner that is busy between `start` and `wait`.)
+ * A rank ends a turn only after all direct copies from and to its arrays are done.
  */
 #ifndef HPCCOMM_PIECES_H
 #define HPCCOMM_PIECES_H
@@ -24,30 +24,30 @@
 enum { MOST_AXES = 32, MOST_VECTORS = 1024 /* of one system call: IOV_MAX */ };
 #define MOST_BYTES ((size_t)1 << 30) /* of one vector: a system call moves less than 2 GiB */
 
-/* The same cells in two places, a and b. */
+/* The same cells at two places, a and b. */
 typedef struct {
-    size_t run; /* bytes without a gap in both */
-    int axes;   /* beyond the run, the outermost first */
+    size_t run; /* bytes that are contiguous at both places */
+    int axes;   /* outside the run, the outermost first */
     ptrdiff_t count[MOST_AXES], a[MOST_AXES], b[MOST_AXES]; /* the strides are in bytes */
 } Cells;
 
-/* Of an array, and the slots of the two sets. */
+/* A part that is packed: cells of an array, and its slots in the two sets. */
 typedef struct {
     Cells cells; /* a: the array, b: the slot */
     char *data, *slot[2];
 } Piece;
 
-/* Of an array, and another rank's. */
+/* A part that is copied directly: cells of this rank's array and of another rank's. */
 typedef struct {
-    Cells cells; /* a: the array, b: the other one */
+    Cells cells; /* a: this rank's array, b: the other rank's */
     char *data, *there;
-    int pid; /* whose address `there` is; 0: it is mapped here */
+    int pid; /* the process in which `there` is an address; 0: this one, which maps that memory */
 } Direct;
 
 typedef struct {
-    _Atomic uint64_t begun;         /* the last turn, of the rank that has this line */
-    _Atomic uint64_t claimed, done; /* the last turn in which what this rank sends has been taken on, and copied */
-    _Atomic uint64_t failed;        /* what errno said of a copy; 0: nothing */
+    _Atomic uint64_t begun;         /* the last turn that the owner of this line has begun */
+    _Atomic uint64_t claimed, done; /* the last turn in which the direct copy of the owner's parts was claimed; done */
+    _Atomic uint64_t failed;        /* errno of a failed copy; 0: none has failed */
 } Flags;
 
 #define ROW(bytes)                                                                                                     \
@@ -56,7 +56,7 @@ typedef struct {
             memcpy(to + i * to_stride, from + i * from_stride, bytes);                                                 \
         break;
 
-/* One axis; the compiler makes loads and stores of the sizes that elements have. */
+/* Copy along one axis; for the usual element sizes the compiler makes single loads and stores. */
 static inline void copy_row(char *to, ptrdiff_t to_stride, const char *from, ptrdiff_t from_stride, size_t run,
                             ptrdiff_t count)
 {
@@ -72,7 +72,7 @@ static inline void copy_row(char *to, ptrdiff_t to_stride, const char *from, ptr
     }
 }
 
-/* Go to the next index of the axes before `last`; 0 after the last one. */
+/* Advance the index of the axes before `last`; return 0 after the last index. */
 static inline int cells_next(const Cells *c, int last, ptrdiff_t *at, const char **a, const char **b)
 {
     for (int axis = last - 1; axis >= 0; axis--) {
@@ -95,7 +95,7 @@ static inline int cells_empty(const Cells *c)
     return c->run == 0;
 }
 
-/* Copy from place a to b, or from b to a. */
+/* Copy the cells from a to b, or from b to a. */
 static inline void cells_copy(const Cells *c, const char *a, const char *b, int into_b)
 {
     ptrdiff_t at[MOST_AXES] = {0};
@@ -114,7 +114,7 @@ static inline void cells_copy(const Cells *c, const char *a, const char *b, int 
 
 #if defined(__linux__)
 
-/* Move so many vectors from or into another process; return 0, or what errno says. */
+/* Copy vectors from or into another process; return 0 or an errno. */
 static inline int vectors_move(int pid, const struct iovec *here, const struct iovec *there, int vectors, size_t bytes,
                                int into_there)
 {
@@ -123,7 +123,7 @@ static inline int vectors_move(int pid, const struct iovec *here, const struct i
     return moved < 0 ? errno : (size_t)moved < bytes ? EFAULT : 0;
 }
 
-/* Copy place b, in another process, to a; or a to b. Return 0, or what errno says. */
+/* Copy the cells from b, in another process, to a; or from a to b. Return 0 or an errno. */
 static inline int cells_move(const Cells *c, int pid, const char *a, const char *b, int into_b)
 {
     struct iovec here[MOST_VECTORS], there[MOST_VECTORS];
@@ -158,7 +158,7 @@ static inline int cells_move(const Cells *c, int pid, const char *a, const char 
 
 #endif
 
-/* Copy parts between arrays, if nobody has taken that on in this turn; return whether it is done. */
+/* Do this turn's direct copies of one direction, unless the partner has claimed them; return whether they are done. */
 static inline int flags_direct(Flags *flags, uint64_t turn, const Direct *parts, int count, int into_there)
 {
     uint64_t before = turn - 1;

@@ -1,4 +1,4 @@
-# The ring: the last operations of the fast paths of this process.
+# The ring buffer of the last operations of this process's fast paths.
 
 cdef enum:
     BROADCAST = 1
@@ -27,12 +27,12 @@ cdef enum:
     REDUCE_SCATTER_START
     ALL_TO_ALL_START
     COALESCED_START
-    SEND  # from here on messages
+    SEND  # messages from here on
     RECV
     SENDRECV
 
 
-# as which they stand in the ring
+# the operations' names in rows of the ring
 NAMES = ("", "broadcast", "all_reduce", "all_gather_single", "reduce_scatter_single", "barrier", "all_gather", "gather",
          "scatter", "all_to_all", "reduce_scatter", "reduce", "scan", "exscan", "all_to_all_single",
          "all_reduce_coalesced", "broadcast_coalesced", "all_gather_single_coalesced",
@@ -41,7 +41,7 @@ NAMES = ("", "broadcast", "all_reduce", "all_gather_single", "reduce_scatter_sin
          "all_reduce_coalesced_start", "send", "recv", "sendrecv")
 
 cdef inline uint64_t call_of(int collective, int detail, uint64_t kind) noexcept nogil:
-    """Return what ranks compare before they work in memory of the node: also the root or op, and the kind of values."""
+    """Return the key that ranks compare in memory of the node: the collective, root or op, and the kind of values."""
     return <uint64_t>collective << 56 | <uint64_t>detail << 24 | kind
 
 
@@ -49,8 +49,8 @@ cdef struct Entry:
     long long serial  # from 1 on
     long long began, ended  # nanoseconds, 0 while it is in flight
     long long number, nbytes
-    int path, peer, tag  # tag: of a sparse exchange how many elements
-    signed char what, op, dtype  # what is 0 where it has been left to the checks
+    int path, peer, tag  # `tag` of a sparse exchange: the number of elements
+    signed char what, op, dtype  # `what` is 0 if the operation was left to the checks
     unsigned char is_async, has_failed, is_exact
 
 
@@ -58,13 +58,13 @@ cdef Entry* ring = <Entry*>calloc(RING, sizeof(Entry))
 cdef long long ring_mask = RING - 1, written = 0
 cdef int paths = 0
 cdef bint times_are_exact = False
-cdef object caller = None  # returns the line of the program that calls, where that is wanted
+cdef object caller = None  # returns the program's line that calls; None: it is not recorded
 cdef list callers = []
 cdef list op_names = [""] * OPS
 
 
 cdef inline long long now() noexcept nogil:
-    """Return the time; unless exact times are wanted, that of the last tick: it takes 3 ns instead of 20."""
+    """Return the time; unless exact times are wanted, the time of the last tick, in 3 ns instead of 20."""
     cdef timespec time
     clock_gettime(CLOCK_MONOTONIC if times_are_exact else CLOCK_MONOTONIC_COARSE, &time)
     return time.tv_sec * 1000000000 + time.tv_nsec
@@ -88,7 +88,7 @@ cdef inline long long note(Path path, int what, int dtype, Py_ssize_t nbytes, in
 
 
 cdef inline long long note_end(long long serial, bint has_failed) noexcept:
-    """Note the end of an operation; return how many nanoseconds it took, -1 where that is not known exactly."""
+    """Note the end of an operation; return its duration in nanoseconds, or -1 if that is not known exactly."""
     cdef Entry* entry = &ring[serial & ring_mask]
     if entry.serial != serial or entry.ended != 0:
         return -1
@@ -97,7 +97,7 @@ cdef inline long long note_end(long long serial, bint has_failed) noexcept:
 
 
 def keep(long long size, bint is_exact, whose):
-    """Remember at least `size` operations from now on, with exact times, and what `whose()` returns, if asked for."""
+    """Remember at least `size` operations from now on, with exact times if asked for; record `whose()` if not None."""
     global ring, ring_mask, times_are_exact, caller, callers
     cdef long long serial, entries = RING
     while entries < size:
@@ -109,15 +109,15 @@ def keep(long long size, bint is_exact, whose):
             raise MemoryError
         for serial in range(max(written - ring_mask, 1), written + 1):
             larger[serial & (entries - 1)] = ring[serial & ring_mask]
-        ring, ring_mask = larger, entries - 1  # the former is not freed: `blocking` may be reading it
+        ring, ring_mask = larger, entries - 1  # the old ring is not freed: `blocking` may be reading it
     callers = [None] * (0 if whose is None else ring_mask + 1)
     times_are_exact, caller = is_exact, whose
 
 
 def ring_rows(long long since=0):
-    """Return a row for each operation with a serial number above `since` that is remembered, the oldest first.
+    """Return a row for each remembered operation with a serial number above `since`, the oldest first.
 
-    The elements are -1 where they follow from the bytes.
+    The number of elements is -1 if it follows from the bytes.
     """
     cdef Entry each
     cdef long long serial
@@ -130,7 +130,7 @@ def ring_rows(long long since=0):
                 each.tag if each.what == SPARSE else -1, "" if each.op < 0 else op_names[each.op],
                 None if each.peer < 0 else each.peer, None if each.tag < 0 or each.what == SPARSE else each.tag,
                 bool(each.is_async), 1e-9 * each.began,
-                1e-9 * max(each.began, each.ended) if each.ended else 0.0,  # of two clocks, maybe
+                1e-9 * max(each.began, each.ended) if each.ended else 0.0,  # two clocks, maybe
                 bool(each.has_failed), callers[serial & ring_mask] if caller is not None else None,
             ))
     return rows
@@ -148,7 +148,7 @@ for row, name in enumerate(NAMES):
 
 
 cdef int blocking(Blocking* found, int most) noexcept nogil:
-    """Find the blocking operations that have not ended; called by a thread that has no GIL, while another keeps it."""
+    """Find the unfinished blocking operations; a thread without the GIL calls this while another thread holds it."""
     cdef long long serial
     cdef int count = 0
     cdef Entry* entry

@@ -1,12 +1,12 @@
-# The sparse exchange, in memory of the node: what each rank sends to whom is known to the sender alone.
+# The sparse exchange in memory of the node: only senders know their receivers and arrays.
 
 cdef class Sparse(Lists):
     """all_to_all_sparse."""
 
     def all_to_all_sparse(self, arrays, names):
-        """Do a sparse exchange of ordinary arrays in memory of the node; return what has come, or None.
+        """Do a sparse exchange of ordinary arrays in memory of the node; return the received arrays, or None.
 
-        `names`: of the ranks in `arrays` and in what is returned; None: they are numbers.
+        `names`: the ranks' names in `arrays` and in the result; None: ranks are numbers.
         """
         if self.node.flags == NULL or self.timeout is not None or not PyDict_CheckExact(arrays):
             return None
@@ -29,7 +29,7 @@ cdef class Sparse(Lists):
         self.entry = note(self, SPARSE, first, nbytes, NOBODY, NOBODY, <int>min(elements, LARGEST_COUNT), False)
         try:
             code = self.exchange_sparse(given, names, received)
-        except BaseException as error:  # MPI's, that of a signal handler, no memory: the other ranks have counted it
+        except BaseException as error:  # MPI's, a signal handler's, MemoryError: the other ranks have counted it
             self.note_failure()
             seen = self._failed("all_to_all_sparse", error)
             if seen is error:
@@ -38,7 +38,7 @@ cdef class Sparse(Lists):
         return received if self.ends(code, "all_to_all_sparse") else None
 
     cdef int exchange_sparse(self, list given, names, dict received) except? -3:
-        """Send the arrays of tuples (rank, whether it is a single one, arrays); None: they are not ordinary."""
+        """Exchange the arrays of tuples (rank, whether it is a single array, arrays); None: they are not ordinary."""
         cdef int code
         cdef list sends = [], receives = []
         with nogil:
@@ -66,7 +66,7 @@ cdef class Sparse(Lists):
         return 0
 
     cdef size_t put_sparse(self, char* slot, size_t at, int dst, bint is_single, tuple arrays, list sends) except? 0:
-        """Write what a rank gets: what arrays there are, and their values, if these are few; return the end, or 0."""
+        """Write a rank's arrays: their shapes, and their values if small; return the end, or 0 if there is no room."""
         cdef size_t nbytes = 0, words = 3
         cdef int axis
         for array in arrays:
@@ -95,7 +95,7 @@ cdef class Sparse(Lists):
         return (end + LINE - 1) // LINE * LINE
 
     cdef int take_sparse(self, int source, name, dict received, list receives) except -1:
-        """Make the arrays that a rank has sent; those whose values have not come are noted in `receives`."""
+        """Make the arrays that a rank has sent; add those whose values are not in its slot to `receives`."""
         cdef const char* slot = node_slot(&self.node, self.node.number, source)
         cdef Part part = (<const Part*>slot)[self.rank]
         if part.nbytes == 0:
@@ -120,7 +120,7 @@ cdef class Sparse(Lists):
         return 0
 
     def node_all_to_all_sparse(self, arrays, dict received, names):
-        """Do a sparse exchange of tuples of arrays (of a single one: a list); fill `received`, and return whether it has."""
+        """Do a sparse exchange of tuples of arrays (a single array: a list) and fill `received`, or return False."""
         if not self.is_node_open():
             return False
         cdef list given = []

@@ -1,4 +1,4 @@
-/* Sums of numbers rounded to two fixed grids, as integers: what exact/sums.py explains, four numbers at a time. */
+/* Sums of numbers rounded to two fixed grids, as integers, four numbers at a time; exact/sums.py explains them. */
 
 #ifndef HPCCOMM_SUMS_H
 #define HPCCOMM_SUMS_H
@@ -13,21 +13,21 @@ typedef int64_t Integers __attribute__((vector_size(32)));
 typedef uint64_t Bits __attribute__((vector_size(32)));
 #define EVERY(x) {x, x, x, x}
 
-/* gcc makes it for AVX2 as well, and the loader chooses. */
+/* gcc compiles the function for AVX2 as well, and the loader chooses. */
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #define FOR_THIS_CPU __attribute__((target_clones("avx2", "default")))
 #else
 #define FOR_THIS_CPU
 #endif
 
-/* Writes four numbers that begin at x[i], or what is left of them and zeros. */
+/* Load four numbers from x[i] on; past the end of x, zeros. */
 #define LOAD(four, x, i, n) \
     do { \
         if ((n) - (i) < 4) memset(&(four), 0, sizeof(four)); \
         memcpy(&(four), (x) + (i), ((n) - (i) < 4 ? (n) - (i) : 4) * sizeof(double)); \
     } while (0)
 
-/* Returns the largest absolute value of x, or of the products of x and y; INFINITY if there is an infinity or a NaN. */
+/* Return the largest absolute value of x, or of the products of x and y; INFINITY if one is infinite or NaN. */
 FOR_THIS_CPU
 static double sums_largest(const double *x, const double *y, size_t n)
 {
@@ -45,7 +45,7 @@ static double sums_largest(const double *x, const double *y, size_t n)
         }
         Integers size = (Integers)four & no_sign;
         Integers is_larger = (Doubles)size > most;
-        is_special |= (Integers)(four - four); /* NaN, and 0 of finite numbers */
+        is_special |= (Integers)(four - four); /* NaN; 0 for finite numbers */
         most = (Doubles)((size & is_larger) | ((Integers)most & ~is_larger));
     }
     for (int lane = 0; lane < 4; lane++) {
@@ -55,9 +55,9 @@ static double sums_largest(const double *x, const double *y, size_t n)
     return largest;
 }
 
-/* What is added up on two grids: the bits of x + first, and of what is left + second.
+/* Sums on two grids: of the bits of x + first, and of the bits of its remainder + second.
 
-   Sums of bits wrap around, as unsigned integers do. `is_left` says that something is left then. */
+   Sums of bits wrap around, as unsigned integers do. `is_left`: the second grid leaves a remainder. */
 typedef struct {
     Doubles first, second;
     Bits one, two;
@@ -81,7 +81,7 @@ static inline __attribute__((always_inline)) void sums_add(Grids *grids, const D
     grids->is_left |= (rest != (moved - grids->second));
 }
 
-/* Writes the two sums of n numbers, without the bits of the grids; returns 1 if nothing is left. */
+/* Write the two sums of n numbers, without the bits of the grids; return 1 if there is no remainder. */
 static int sums_end(const Grids *grids, size_t n, uint64_t sums[2])
 {
     const Bits one = grids->one, two = grids->two;
@@ -95,7 +95,7 @@ static int sums_end(const Grids *grids, size_t n, uint64_t sums[2])
     return !(is_left[0] | is_left[1] | is_left[2] | is_left[3]);
 }
 
-/* Adds up numbers on two grids; returns 1 if these are the whole sum, and all are below the limit. */
+/* Add up numbers on two grids; return 1 if there is no remainder and all numbers are below the limit. */
 FOR_THIS_CPU
 static int sums_of_two_grids(const double *x, size_t n, double limit, double first, double second, uint64_t sums[2])
 {
@@ -112,10 +112,10 @@ static int sums_of_two_grids(const double *x, size_t n, double limit, double fir
     return sums_end(&grids, n, sums);
 }
 
-/* The product of two numbers as it is rounded, and what was rounded off (Dekker).
+/* Compute the rounded product of two numbers, and its rounding error (Dekker).
 
-   `is_exact` says where that is all: nothing overflows or loses bits below 2^-1074. Every number here is exact, so that
-   it makes no difference whether the compiler fuses a product and a sum. */
+   `is_exact`: product + error is exact; nothing overflows or loses bits below 2^-1074. Every intermediate result is
+   exact too, so it makes no difference whether the compiler fuses a product and a sum. */
 static inline __attribute__((always_inline)) void sums_multiply(
     const Doubles *x, const Doubles *y, Doubles *product, Doubles *error, Integers *is_exact)
 {
@@ -134,7 +134,7 @@ static inline __attribute__((always_inline)) void sums_multiply(
     *is_exact &= (size < most) & (of_a < most_factor) & (of_b < most_factor);
 }
 
-/* Adds up products on the first two grids and their errors on the others; returns 1 as `sums_of_two_grids` does. */
+/* Add up products on the first two grids and their errors on the others; return 1 as `sums_of_two_grids` does. */
 FOR_THIS_CPU
 static int sums_of_products(
     const double *x, const double *y, size_t n, double limit, const double grid[4], uint64_t sums[4])
@@ -162,7 +162,7 @@ static int sums_of_products(
     return sums_end(&errors, n, sums + 2) & is_whole;
 }
 
-/* Writes the largest absolute value, and the smallest one but 0 (INFINITY if there is none); returns 1 if all are finite. */
+/* Write the largest absolute value, and the smallest but 0 (INFINITY if all are 0); return 1 if all are finite. */
 FOR_THIS_CPU
 static int sums_extent(const double *x, size_t n, double extent[2])
 {
@@ -190,7 +190,7 @@ static int sums_extent(const double *x, size_t n, double extent[2])
     return 1;
 }
 
-/* Adds up `count` rows, `stride` numbers apart, element by element on two grids, which all of them fit. */
+/* Add up `count` rows, `stride` numbers apart, element by element on two grids; all numbers must fit the grids. */
 FOR_THIS_CPU
 static void sums_down(const double *x, size_t count, size_t columns, size_t stride, double first, double second,
                       uint64_t *one, uint64_t *two)

@@ -1,4 +1,4 @@
-# Tensors of PyTorch, which DLPack's functions in C show as NumPy arrays.
+# PyTorch tensors as NumPy arrays, by DLPack's C functions.
 
 cdef struct DLTensor:
     char* data
@@ -20,16 +20,16 @@ cdef struct DLPackExchangeAPI:
 
 cdef enum:
     MOST_DIMENSIONS = 32
-    CODES = 8  # of DLPack, for kinds of values
+    CODES = 8  # DLPack's, for kinds of values
     HOST = 1
 
 cdef DLPackExchangeAPI* dlpack
 cdef tuple tensor_types
-cdef int[CODES][256] number_of  # NumPy's of a dtype, by DLPack's code and the bits
+cdef int[CODES][256] number_of  # NumPy's number of a dtype, by DLPack's code and bits
 
 
 def set_up_tensors(tuple types, dict numbers):
-    """Let `view` see objects of exactly these types by DLPack's functions in C; `numbers`: NumPy's, by code and bits."""
+    """Let `view` take objects of exactly these types by DLPack's C functions; `numbers`: NumPy's, by code and bits."""
     global dlpack, tensor_types
     memset(number_of, -1, sizeof(number_of))
     for (code, bits), number in numbers.items():
@@ -41,9 +41,9 @@ def set_up_tensors(tuple types, dict numbers):
 
 
 def view(tensor, bint flat=False):
-    """Return a NumPy array on the memory of a tensor of the host, which it keeps alive; or None.
+    """Return a NumPy array on the memory of a host tensor, which it keeps alive; or None.
 
-    `flat`: in one dimension, where there are no gaps.
+    `flat`: return one dimension if there are no gaps.
     """
     cdef DLTensor seen
     cdef Py_ssize_t[MOST_DIMENSIONS] strides
@@ -53,7 +53,7 @@ def view(tensor, bint flat=False):
         return None
     try:
         dlpack.look_at(<PyObject*>tensor, &seen)
-    except Exception:  # it is sparse, say
+    except Exception:  # a sparse one, for example
         return None
     if seen.device_type != HOST or seen.data == NULL or seen.lanes != 1 or seen.code >= CODES:
         return None
