@@ -1,10 +1,10 @@
-"""Host arrays over MPI. Here is the creator of the backend "mpi": which class serves which device."""
+"""Host arrays over MPI, and the creator of the backend "mpi", which selects the class for each device."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mpi4py import MPI  # where there is no library, the backend is not available
+from mpi4py import MPI  # without an MPI library the backend is not available
 
 if TYPE_CHECKING:
     from ..core.backend import Backend

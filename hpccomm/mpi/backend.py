@@ -1,7 +1,7 @@
 """MPIBackend: every operation on host arrays, each a few lines around one call of mpi4py.
 
-A non-blocking call of MPI returns a request, and a blocking one None: `done` makes a Work of the first and completes
-the operation after the second. Large asynchronous collectives are blocking calls in a thread.
+A non-blocking MPI call returns a request, and `done` makes a Work of it. A blocking call returns None, and `done`
+completes the operation. Large asynchronous collectives are blocking calls in a thread.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ class MPIBackend(Backend):
         self._windows: dict[int, Window] = {}  # of the node-shared arrays
         self.thread_bytes = options.tuning.thread_bytes if THREAD_MULTIPLE else 2**63
         self.fast_path: MPIFastPath = make_fast_path(options.comm, self._windows, self._tuning, self.thread_bytes)
-        self._has_node = type(self.fast_path) is not MPIFastPath  # only the compiled one does anything within a node
+        self._has_node = type(self.fast_path) is not MPIFastPath  # only the compiled one works within a node
 
-    # -- what not every program uses, made with the first operation that does --------------------
+    # -- optional parts, made by the first operation that needs them -----------------------------
 
     @cached_property
     def _shared(self) -> SharedArrays:
@@ -117,8 +117,8 @@ class MPIBackend(Backend):
         return NodePersistent(self.fast_path)  # type: ignore[arg-type]
 
     def _exchanges_in_nodes(self) -> NodeExchanges | None:
-        """Return what exchanges within nodes; None where a rank of the group has not the compiled extension for it."""
-        # No cached_property: up to Python 3.11 it has a lock for all groups, and this waits for other ranks.
+        """Return the exchanges within nodes; None if a rank of the group lacks the compiled extension for them."""
+        # No cached_property: up to Python 3.11 all groups share its lock, and this waits for other ranks.
         if "_node_exchanges" not in vars(self):
             from .node_exchange import NodeExchanges, is_compiled
             from .shared_memory import on_all
@@ -201,7 +201,7 @@ class MPIBackend(Backend):
             return done(None, finish)
         call = self.comm.Iexscan if async_op else self.comm.Exscan
         pieces = self._segments(buffer)
-        # MPI leaves rank 0's receive buffer undefined, so it gets one of its own.
+        # MPI leaves rank 0's receive buffer undefined, so rank 0 uses a separate one.
         given = [IN_PLACE] * len(pieces) if self.rank else [(piece, how.datatype) for piece in pieces]
         into = pieces if self.rank else self._segments(np.empty_like(buffer))
         pairs = zip(given, into, strict=True)
@@ -209,7 +209,7 @@ class MPIBackend(Backend):
         return all_done(requests, finish, buffer, into)
 
     def _moved_in_node(self, name: str, inputs: list[Any], outputs: list[Any], root: int = 0) -> bool:
-        """Move arrays of any layout in memory of the node; return False if MPI has to, on every rank."""
+        """Move arrays of any layout in memory of the node; return False, on every rank, if MPI has to."""
         if not self.fast_path.is_node_open():
             return False
         buffers = [recv_buffer(output) for output in outputs]
@@ -319,7 +319,7 @@ class MPIBackend(Backend):
             return self._thread.launch("all_to_all_single", output, array, None, None)
         buffer, finish = recv_buffer(output)
         sent = unaliased(array, output)
-        # None is a form of the call. Counts that happen to be equal are not: ranks could disagree on them.
+        # None selects MPI_Alltoall on all ranks. Equal counts do not: ranks could disagree on them.
         if output_counts is None or input_counts is None:
             if self._has_node and not async_op and self.fast_path.node_all_to_all(buffer, sent):
                 return done(None, finish)
@@ -331,7 +331,7 @@ class MPIBackend(Backend):
     def _pairwise(self, sends: Sequence[Any], receives: Sequence[Any], finish: Finish, async_op: bool) -> Work | None:
         """Send ``sends[r]`` to each rank r and receive ``receives[r]`` from it, where they are not None.
 
-        That is what MPI libraries do for a gatherv, a scatterv and an alltoallv, but for the copies into one array.
+        MPI libraries do the same for gatherv, scatterv and alltoallv, but this needs no copies into one array.
         """
         buffers: dict[int, Any] = {}
         for rank, output in enumerate(receives):
@@ -339,7 +339,7 @@ class MPIBackend(Backend):
                 buffers[rank], unpack = recv_buffer(output)
                 finish = both(unpack, finish)
         peers = [rank for rank, array in enumerate(sends) if array is not None]
-        # not from memory that is received into: an early peer's data may be there before these have gone
+        # copies of arrays that are also received into: an early peer's data may arrive before they are sent
         sent = [*map(send_buffer, all_unaliased([sends[rank] for rank in peers], [*buffers.values()]))]
         own, mine = buffers.get(self.rank), None if sends[self.rank] is None else sent[peers.index(self.rank)]
         is_copied = own is not None and mine is not None and own.nbytes == mine.nbytes  # no message to itself
@@ -427,7 +427,7 @@ class MPIBackend(Backend):
             mine = packed_any(run)
             gathered = np.empty((self.size, mine.size), mine.dtype)
             works.append(self.all_gather_single(gathered, mine, async_op))
-            finish = both(finish, partial(unpack_columns, gathered, into))  # the inputs of all runs come first
+            finish = both(finish, partial(unpack_columns, gathered, into))  # after all inputs have been read
         return joined(works, finish)
 
     def reduce_scatter_single_coalesced(
@@ -446,7 +446,7 @@ class MPIBackend(Backend):
         return joined(works, finish)
 
     def _runs(self, larger: list[Any], smaller: list[Any], async_op: bool) -> list[tuple[list[Any], list[Any]]]:
-        """Return neighbours that go together, with as many bytes of `larger` as in the compiled extension."""
+        """Return runs of neighbours, cut by the bytes of `larger` as in the compiled extension."""
         if async_op or sum(map(nbytes_of, larger)) <= self._run_bytes:
             return [(larger, smaller)]
         from .segments import runs
@@ -538,10 +538,10 @@ class MPIBackend(Backend):
 
 
 def of_the_thread(make: type[MPIBackend], options: BackendOptions, comm: MPI.Intracomm) -> MPIBackend:
-    """Return the backend in a communication thread; `make` is its class."""
-    # no single copies, which would wait at every chunk until the program lets go of the GIL
+    """Return the backend of a communication thread; `make` is its class."""
+    # no single copies: at every chunk they would wait until the program releases the GIL
     tuning = options.tuning._replace(single_copy_bytes=NEVER)
-    if failures.is_on():  # Open MPI 5.0 then ended jobs after a death with "Send error after request freed"
+    if failures.is_on():  # with it, Open MPI 5.0 ended jobs after a rank's death: "Send error after request freed"
         tuning = tuning._replace(node_bytes=0)
     made = make(options._replace(comm=comm, settings=options.settings._replace(tuning=tuning)))
     made.fast_path.is_in_thread = True
@@ -549,6 +549,6 @@ def of_the_thread(make: type[MPIBackend], options: BackendOptions, comm: MPI.Int
 
 
 def _cut(flat: Any, lists: list[list[Any]]) -> list[Any]:
-    """Return the parts of a flat array that have the values of each list of arrays."""
+    """Split a flat array into the values of each list of arrays."""
     ends = np.cumsum([sum(map(nbytes_of, each)) // flat.itemsize for each in lists])
     return np.split(flat, ends[:-1])

@@ -1,4 +1,4 @@
-"""all_reduce and broadcast of many arrays: packed into one array of their dtype, done there, and unpacked.
+"""all_reduce and broadcast of many arrays: packed into one array for each dtype, communicated and unpacked.
 
 The arrays go in runs of neighbours, which stay in the cache from the packing to the unpacking. The persistent form
 makes the packed arrays, and their persistent all_reduces, once.
@@ -25,11 +25,11 @@ class Coalesced:
     """The blocking forms, with the memory that all calls pack into."""
 
     def __init__(self, run_bytes: int) -> None:
-        self._run_bytes = run_bytes  # the same in the compiled extension: other ranks may be there
+        self._run_bytes = run_bytes  # the same as in the compiled extension, which other ranks may use
         self.scratch = np.empty(0, np.uint8)
 
     def memory(self, nbytes: int) -> Any:
-        """Return `nbytes` bytes, the same ones each time; memory that is new each time costs page faults."""
+        """Return `nbytes` bytes of the same memory each time; new memory would cost page faults."""
         if self.scratch.size < nbytes:
             self.scratch = np.empty(nbytes, np.uint8)
         return self.scratch[:nbytes]
@@ -37,7 +37,7 @@ class Coalesced:
     def in_runs(self, one: Callable[..., Any], arrays: list[Any], argument: Any, packs: bool, unpacks: bool) -> None:
         """Do an operation on many arrays in place; `one` does it on one array.
 
-        Where it does not read a rank's arrays nothing is packed, and where it does not write them nothing is unpacked.
+        `packs` and `unpacks`: whether the operation reads and writes this rank's arrays.
         """
         for (same,) in by_dtype(arrays):
             dtype = same[0].dtype
@@ -54,7 +54,7 @@ class Coalesced:
 
 
 def set_up(backend: MPIBackend, arrays: list[Any], op: ReduceOp) -> PersistentWork:
-    """Return a persistent all_reduce_coalesced: persistent all_reduces of what runs of neighbours are packed into."""
+    """Return a persistent all_reduce_coalesced: persistent all_reduces of packed runs of neighbours."""
     works: list[PersistentWork] = []
     for (same,) in by_dtype(arrays):
         for run, size in runs(same, persistent.LARGEST_IN_NODE // same[0].itemsize):
@@ -68,7 +68,7 @@ class Several(PersistentWork):
 
     def __init__(self, works: list[PersistentWork]) -> None:
         self._works = works
-        self._begun: list[PersistentWork] = []  # and not yet ended, the last one first
+        self._begun: list[PersistentWork] = []  # and not yet complete, the last one first
 
     def begin(self) -> None:
         """Start all."""
@@ -83,7 +83,7 @@ class Several(PersistentWork):
             self._begun.pop()
 
     def poll(self) -> bool:
-        """Look at each in turn."""
+        """Poll each in turn."""
         while self._begun:
             if not self._begun[-1].poll():
                 return False

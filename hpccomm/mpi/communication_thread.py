@@ -1,12 +1,12 @@
 """Asynchronous operations on large arrays, as blocking calls in a thread.
 
-MPI's own non-blocking operations make progress only while the program is inside a call of MPI, and are slower for large
-arrays (Open MPI's Iallreduce takes 2 to 4 times as long as Allreduce). In a thread they go on while the program
+MPI's own non-blocking operations make progress only while the program is inside an MPI call, and are slower for large
+arrays (Open MPI's Iallreduce takes 2 to 4 times as long as Allreduce). In a thread they progress while the program
 computes, because mpi4py's calls release the GIL: ``benchmarks/overlap.py`` measures it.
 
-The thread makes its calls on a communicator of its own, in the order of the launches: so they match those of other
-ranks, and nothing else. It needs MPI_THREAD_MULTIPLE. The size of the array decides: operations whose sizes may differ
-between ranks stay out of it.
+The thread makes its calls on its own communicator, in the order of the launches, so they match only those of other
+ranks' threads. It needs MPI_THREAD_MULTIPLE. The array's size selects the thread, so operations whose sizes may differ
+between ranks do not use it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ LONGEST_GOODBYE = 5.0  # seconds, at the end of a program that has not waited fo
 
 
 class CommunicationThread:
-    """The thread of one group. `make` makes a backend on the communicator that it is given.
+    """The communication thread of one group. `make` makes a backend on a communicator.
 
-    The thread makes both, after the first launch, which must not wait for the other ranks. The program's thread frees
-    nothing (`ProcessGroup.destroy`) and makes no window (`shared_memory.Window`) before all ranks have come: so neither
-    thread ever waits for the work of the other.
+    The thread makes its communicator and backend after the first launch, which must not wait for other ranks. The
+    program's thread frees nothing (`ProcessGroup.destroy`) and makes no window (`shared_memory.Window`) before all
+    ranks have met, so neither thread waits for the other's work.
     """
 
     def __init__(self, comm: MPI.Intracomm, make: Callable[[MPI.Intracomm], Backend]) -> None:
@@ -49,7 +49,7 @@ class CommunicationThread:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="hpccomm-communication", daemon=True)
             self._thread.start()
-            atexit.register(self._stop, LONGEST_GOODBYE)  # before MPI_Finalize, as the progress thread
+            atexit.register(self._stop, LONGEST_GOODBYE)  # before MPI_Finalize, like the progress thread
         work = ThreadWork(operation, arguments)
         self._launched.put(work)
         return work
@@ -62,12 +62,12 @@ class CommunicationThread:
             failure = error
         while (work := self._launched.get()) is not None:
             work.run(self._backend, failure)
-            del work  # and its arrays, while there is no other
+            del work  # frees its arrays before the next one comes
 
     def _duplicate(self) -> Any:
-        """Return the communicator of the thread, made while the group's own is in use.
+        """Return the thread's communicator, made while the group's own is in use.
 
-        MPI_Comm_create_group is no collective of the group's: its messages have a tag of their own.
+        MPI_Comm_create_group does not interfere with the group's collectives: its messages have a tag of their own.
         """
         spare = failures.take_spare(self._comm)
         if spare is not None:
@@ -84,12 +84,12 @@ class CommunicationThread:
             self._thread.join(timeout)
 
     def abort(self) -> None:
-        """Ask the thread to end after the operations it has; don't wait for it."""
+        """Ask the thread to end after its queued operations; do not wait for it."""
         if self._thread is not None:
             self._launched.put(None)
 
     def leave(self) -> None:
-        """Wait for the thread again, now that all ranks have come to their end: MPI_Finalize may not meet it in MPI."""
+        """Wait for the thread again after all ranks have come to their end: it must leave MPI before MPI_Finalize."""
         if self._thread is not None:
             self._thread.join(LONGEST_GOODBYE)
 
@@ -105,7 +105,7 @@ class CommunicationThread:
 
 
 class ThreadWork(Work):
-    """An operation that the thread does."""
+    """An operation that the communication thread does."""
 
     def __init__(self, operation: str, arguments: tuple[Any, ...]) -> None:
         super().__init__()
@@ -121,13 +121,13 @@ class ThreadWork(Work):
                 raise failure
             getattr(backend, self._name)(*self.alive, False)
         except Exception as error:
-            self._raised = self.translate_error(error)  # now: if a rank has died, others are to know it at once
+            self._raised = self.translate_error(error)  # now: other ranks must learn of a dead rank at once
         self._done.set()
         if self.is_driven:
             look_now()
 
     def translate_error(self, error: Exception) -> Exception:
-        """Return the error that the program should see for one of MPI."""
+        """Return the error that the program should see for an error of MPI."""
         return as_backend_error(self._name, error, self.group.comm if self.group else None)
 
     def poll(self) -> bool:

@@ -33,21 +33,21 @@ OWN_SLOT = 8 << 10  # of a rank alone in its group
 ALIGNMENT = 64
 LARGEST_WINDOW = 32 << 20
 ONE_PHASE = 16 << 10  # bytes of all ranks together
-BEFORE = 8  # operations of a group that go to MPI, before memory is worth making; a reduction makes it at once
-LOOKS = 2000  # at a flag, before other processes are let on the core, and MPI makes progress
-LOOKS_OF_MANY = 20  # likewise, where there are more ranks than cores
+BEFORE = 8  # a group's first operations that go to MPI before memory is made; a reduction makes it at once
+LOOKS = 2000  # polls of a flag before the core is yielded to other processes and MPI makes progress
+LOOKS_OF_MANY = 20  # the same if there are more ranks than cores
 
 LETTERS = {"sum": "s", "product": "p", "min": "n", "max": "x"}
 
 
 def aligned_zeros(nbytes: int) -> Any:
-    """Return memory of this rank alone in which flags may stand."""
+    """Return zeroed memory for this rank alone, aligned for flags."""
     memory = np.zeros(nbytes + ALIGNMENT, np.uint8)
     return memory[-address_of(memory) % ALIGNMENT :][:nbytes]
 
 
 class CompiledWork(fastpath.Pending, Work):
-    """A message or an all_reduce that the compiled fast path has begun."""
+    """An asynchronous operation of the compiled fast path."""
 
     progress = MPIWork.progress
     translate_error = MPIWork.translate_error
@@ -60,12 +60,12 @@ class CompiledWork(fastpath.Pending, Work):
 
 
 def cores_of(comm: MPI.Intracomm) -> int:
-    """Return the number of cores that ranks of one node have together: each may be bound to one of its own."""
+    """Return the number of cores that the ranks of one node have together; each rank may be bound to its own."""
     return len(set().union(*comm.allgather(os.sched_getaffinity(0))))
 
 
 class CompiledFastPath(fastpath.FastPath, MPIFastPath):
-    """The compiled fast path of one group; what raises is here."""
+    """The compiled fast path of one group: set-up and errors."""
 
     dispatcher: Dispatcher
     is_open = True
@@ -81,11 +81,11 @@ class CompiledFastPath(fastpath.FastPath, MPIFastPath):
         )  # fmt: skip
         if tuning.node_bytes:
             limits = tuning.node_bytes, max(tuning.node_bytes, tuning.node_reduction_bytes)
-            moved, reduced = limits if self._size > 1 else (OWN_SLOT, OWN_SLOT)  # alone: what the fast path has left
+            moved, reduced = limits if self._size > 1 else (OWN_SLOT, OWN_SLOT)  # alone: few operations use it
             self.use_node(moved, reduced, BEFORE)
 
     def open_node(self) -> None:
-        """Make the memory that the ranks share, if they are on one node, and there is room; every rank calls it."""
+        """Make the memory that the ranks share, if they are on one node and there is room; collective."""
         with failures.translating("making the memory of the node", self._comm):
             self._open_node()
 
@@ -119,7 +119,7 @@ class CompiledFastPath(fastpath.FastPath, MPIFastPath):
         return window
 
     def close_node(self) -> None:
-        """Give the memory back; called once, by every rank, when the group is destroyed."""
+        """Free the memory; called once, by every rank, when the group is destroyed."""
         if self._memory is not None:
             self.map_node(0, 0, 0, 0)
             self.node_part = 0
@@ -133,7 +133,7 @@ class CompiledFastPath(fastpath.FastPath, MPIFastPath):
         MPI.Request.Waitall(requests)
 
     def failed(self, name: str, code: int) -> Exception:
-        """Count an operation that has failed, and return what the program should see; `code` is MPI's, or negative."""
+        """Count a failed operation, and return the error that the program should see; `code` is MPI's, or negative."""
         self.note_failure()
         if code < 0:
             return self._failed(name, self.differing(name))
@@ -143,7 +143,7 @@ class CompiledFastPath(fastpath.FastPath, MPIFastPath):
         return seen
 
     def _failed(self, name: str, error: Exception) -> Exception:
-        """Count an operation that has failed, as the other ranks do, and return what the program should see."""
+        """Count a failed operation, as the other ranks do, and return the error that the program should see."""
         if name in MESSAGES:
             self.messages += 1
         else:
@@ -151,12 +151,12 @@ class CompiledFastPath(fastpath.FastPath, MPIFastPath):
         return self.dispatcher.identify_fast(as_backend_error(name, error, self._comm), name)
 
     def short(self, name: str, nbytes: int, expected: int) -> Exception:
-        """Return what the program should see where a message was shorter than its array."""
+        """Return the error that the program should see for a message shorter than its array."""
         return self.dispatcher.identify_fast(wrong_length(name, nbytes, expected), name)
 
 
 def different_call(name: str, rank: int) -> DistBackendError:
-    """Return the error of a call that rank `rank` of the group does not make alike."""
+    """Return the error of a call that differs on rank `rank` of the group."""
     return DistBackendError(
         f"rank {rank} of the group calls another operation, or with another op, dtype, size or root; what the arrays "
         f"have now is not defined. HPCCOMM_DEBUG=DETAIL says what each rank calls{on_rank()}",
@@ -169,7 +169,7 @@ def _handle(of: Any) -> int:
 
 
 def _source_at() -> int:
-    """Return where in an MPI_Status the source is, in bytes: that depends on the library."""
+    """Return the offset in bytes of the source in an MPI_Status, which depends on the library."""
     status = MPI.Status()
     memory: Any = MPI.memory.fromaddress(MPI._addressof(status), MPI._sizeof(status))
     integers = np.frombuffer(memory, np.intc)
@@ -182,7 +182,7 @@ def _source_at() -> int:
 
 
 def _reductions() -> list[tuple[list[Any], str, dict[int, tuple[Any, ...]]]]:
-    """Return for each op its keys, its letter in node.h, and what there is to know for each number of a dtype."""
+    """Return for each op its keys, its letter in node.h, and (datatype, op, kind, itemsize) for each dtype's number."""
     named: dict[Any, tuple[list[Any], str, dict[int, tuple[Any, ...]]]] = {}
     for (key, dtype), (datatype, op) in DIRECT.items():
         name = key if isinstance(key, str) else key.name.lower()
@@ -196,7 +196,7 @@ def _reductions() -> list[tuple[list[Any], str, dict[int, tuple[Any, ...]]]]:
 
 @functools.cache
 def _numbers(dtype: np.dtype[Any]) -> list[int]:
-    """Return the numbers that NumPy gives the dtypes equal to `dtype`: long and long long have two."""
+    """Return NumPy's numbers of the dtypes equal to `dtype`: long and long long have two."""
     return [each.num for each in map(np.dtype, np.typecodes["All"]) if each == dtype]
 
 

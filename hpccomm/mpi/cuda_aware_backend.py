@@ -1,8 +1,8 @@
-"""CudaAwareBackend: GPU arrays handed to an MPI library that is proven to take pointers to GPU memory.
+"""CudaAwareBackend: GPU arrays passed to an MPI library that is proven to take pointers to GPU memory.
 
-Messages go straight, and so do blocking operations on one array that MPI does as it is. All others go by way of the
-host: Open MPI's non-blocking collectives take no GPU pointers, even where it says that it is CUDA-aware. Before each
-call the host waits for the current stream, of which MPI knows nothing.
+MPI gets the GPU arrays of messages, and of blocking operations on one array without preparation. Other operations are
+staged through the host: Open MPI's non-blocking collectives take no GPU pointers, even if it reports CUDA support.
+Before each call the host waits for the current stream, because MPI does not know about streams.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class CudaAwareBackend(StagedBackend):
         return received("recv", status, buffer, staging.copy_back)
 
     def _call(self, staging: Staging, call: Any, *arguments: Any) -> Work | None:
-        """Call MPI after the packing, and unpack after MPI; return its Work, or None after a blocking call."""
+        """Call MPI after packing, and unpack after MPI; return a Work, or None after a blocking call."""
         staging.synchronize()
         with staging.on_its_gpu():
             request = call(*arguments)
@@ -100,7 +100,7 @@ class CudaAwareBackend(StagedBackend):
 
 
 class OnItsGPU(Work):
-    """A Work that calls MPI while its buffer's GPU is the current one, as UCX needs it."""
+    """A Work that calls MPI while its buffer's GPU is the current one, as UCX requires."""
 
     def on(self, its_gpu: Callable[[], AbstractContextManager[None]]) -> Self:
         """Call MPI inside the context manager that `its_gpu` returns; return this Work."""
@@ -108,12 +108,12 @@ class OnItsGPU(Work):
         return self
 
     def poll(self) -> bool:
-        """As the Work of a host's buffer."""
+        """Poll like the Work of a host buffer."""
         with self._its_gpu():
             return super().poll()
 
     def block(self) -> None:
-        """As the Work of a host's buffer."""
+        """Wait like the Work of a host buffer."""
         with self._its_gpu():
             super().block()
 
@@ -127,12 +127,12 @@ class GPUReceiveWork(OnItsGPU, ReceiveWork):
 
 
 def _is_reducible(array: Any, op: ReduceOp) -> bool:
-    """Return whether MPI reduces such an array itself: not with our own MIN and MAX, which are for the host."""
+    """Return whether MPI reduces such an array itself; our own MIN and MAX are only for the host."""
     return (op, array.dtype) in DIRECT and DIRECT[op, array.dtype][1].is_predefined and _fits(array)
 
 
 def _fits(array: Any) -> bool:
-    """Return whether MPI takes an array of this size in one call. Layouts do not count: ranks may differ in them."""
+    """Return whether MPI takes an array of this size in one call. Layouts don't matter: ranks may differ in them."""
     return bool(array.nbytes <= LARGEST_COUNT)
 
 

@@ -1,4 +1,4 @@
-"""One table for the dtypes and one for the reductions: NumPy's names and MPI's."""
+"""One table from NumPy's dtypes to MPI's, and one for the reductions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ARITHMETIC: dict[np.dtype[Any], MPI.Datatype] = {
     np.dtype(code): MPI.Datatype.fromcode(code) for code in "?bBhHiIlLqQfdgFDG"
 }
 
-# dtypes that travel as they are; every other one travels as bytes.
+# dtypes that are sent as MPI datatypes; all others are sent as bytes.
 TYPED = ARITHMETIC | {np.dtype(np.float16): MPI.UINT16_T}
 
 OPS = {
@@ -45,7 +45,7 @@ BOOL_OPS = {
 
 
 def _keeping_nan(op: ReduceOp, code: str) -> MPI.Op:
-    """Return a reduction of floats with MIN or MAX that keeps NaN, as NumPy's; MPI does not define what its own do."""
+    """Return a MIN or MAX of floats that keeps NaN, as in NumPy; MPI does not define the result of its own for NaN."""
     if fastpath is not None:
         return MPI.Op.fromhandle(fastpath.make_op(MPI.__file__, "n" if op is ReduceOp.MIN else "x", code))
     reduce = np.minimum if op is ReduceOp.MIN else np.maximum
@@ -60,13 +60,13 @@ def _keeping_nan(op: ReduceOp, code: str) -> MPI.Op:
 
 NAN_OPS = {(op, np.dtype(code)): _keeping_nan(op, code) for op in (ReduceOp.MIN, ReduceOp.MAX) for code in "fdg"}
 
-# The largest count that MPI takes in one call: MPI-4 has versions of its functions with 64-bit counts, which
-# mpi4py uses by itself; before, counts and displacements are C ints.
+# The largest count that MPI takes in one call: MPI-4 has functions with 64-bit counts, which mpi4py uses by itself;
+# before MPI-4, counts and displacements are C ints.
 LARGEST_COUNT = 2**63 - 1 if MPI.VERSION >= 4 else 2**31 - 1
 
 
-# Open MPI's vectorised operations saturate sums of 8- and 16-bit integers from 16 elements on (5.0.11, op/avx). They
-# are reduced in 32 bits there, whose last ones are the result of NumPy and MPICH.
+# Open MPI's vectorised operations saturate sums of 8- and 16-bit integers from 16 elements on (5.0.11, op/avx). So
+# its sums of these are done in 32 bits: the low bits are the result of NumPy and MPICH.
 SATURATES = MPI.get_vendor()[0] == "Open MPI"
 
 
@@ -80,8 +80,8 @@ def accumulation_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype
 
 
-# Reductions of arrays as they are: one look-up for the common case, by the ReduceOp or by its name. Not of bools: bytes
-# other than 0 and 1 are True for NumPy, and MPI takes them as they are.
+# Reductions without preparation: one look-up for the common case, by the ReduceOp or by its name. Bools need
+# preparation: bytes other than 0 and 1 are True for NumPy, but MPI would use their values.
 DIRECT: dict[tuple[Any, np.dtype[Any]], tuple[MPI.Datatype, MPI.Op]] = {
     (key, dtype): (datatype, NAN_OPS.get((op, dtype), OPS[op]))
     for op in OPS
@@ -103,7 +103,7 @@ def message(array: Any) -> tuple[Any, MPI.Datatype] | tuple[Any, int, MPI.Dataty
 
 @functools.cache
 def _block(count: int, handle: int) -> MPI.Datatype:
-    """Return a datatype of `count` elements: one of it is sent where `count` is too large for MPI."""
+    """Return a datatype of `count` elements, to send one of it if `count` is too large for MPI."""
     datatype = MPI.Datatype.fromhandle(handle)
     step = min(LARGEST_COUNT, 2**30)
     whole, rest = divmod(count, step)

@@ -1,8 +1,8 @@
-"""Large parts of arrays in a persistent exchange, which are copied straight from one rank's array to another one's.
+"""Large parts of arrays in a persistent exchange, copied directly from one rank's array to another's.
 
-Memory of `empty_shared` is mapped on all ranks of the node. Other memory is read and written by the system calls that
-copy between processes, if the kernel lets them (`single_copy.py`), run by run: worth their while where runs are long.
-Either of the two ranks may copy a part, so both have to reach the other one's array.
+Memory of `empty_shared` is mapped on all ranks of the node. Other memory is read and written run by run, by the system
+calls that copy between processes, if the kernel permits them (`single_copy.py`) and the runs are long. Either of the
+two ranks may copy a part, so each must be able to access the other's array.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from .shared_memory import Place, mapped, names, place_of
 from .single_copy import SystemCalls, processes_of
 
 MAPPED_BYTES = 64
-RUN_BYTES = 2048  # of another process's memory; a shorter run is packed, for the system call takes its time for each
-MAPPED_RUN_BYTES = 256  # of mapped memory; the cells of shorter ones lie in cache lines that their owner writes
-HARD = 1000  # how much work NumPy may have with the question whether two arrays share memory
+RUN_BYTES = 2048  # of another process's memory; shorter runs are packed: each run costs time in the system call
+MAPPED_RUN_BYTES = 256  # of mapped memory; shorter runs share cache lines with cells that their owner writes
+HARD = 1000  # the most work for NumPy to find out whether two arrays share memory
 
 PartsOf = Mapping[int, Sequence[Any]]  # of arrays, by the rank of the node that they go to or come from
 
 
 class Location(NamedTuple):
-    """Where a part is in the memory of its rank."""
+    """The place of a part in the memory of its rank."""
 
     strides: tuple[int, ...]
     address: int  # in that process
-    is_reachable: bool  # there, by the kernel
+    is_reachable: bool  # by the kernel's system calls
     place: Place | None  # in a node-shared array
 
 
@@ -41,7 +41,7 @@ class Copy(NamedTuple):
 
     strides: tuple[int, ...]
     address: int
-    pid: int  # of the process whose address that is; 0: this one
+    pid: int  # of the process in which that is an address; 0: this one
 
     def of(self, piece: Any) -> Any:
         """Return the description for `native/_pieces.pyx`."""
@@ -52,22 +52,22 @@ Copies = dict[int, dict[int, Copy]]  # by the rank of the node, and the number o
 
 
 class DirectCopies:
-    """What the ranks of a node agree about copies between their arrays."""
+    """The agreement of a node's ranks about copies between their arrays."""
 
     def __init__(self, node: MPI.Intracomm, tuning: Tuning) -> None:
         self._node = node
         self._least = tuning.direct_bytes
         self._calls = SystemCalls()
-        self._pids: list[int] | None = None  # not known; []: the kernel does not let them
+        self._pids: list[int] | None = None  # None: not known yet; []: the kernel refuses
         self._windows: list[frozenset[bytes]] = []  # of node-shared arrays, which each rank has mapped
 
     def agree(
         self, outgoing: PartsOf, incoming: PartsOf, sent: Sequence[Any], received: Sequence[Any]
     ) -> tuple[Copies, Copies]:
-        """Return which parts are copied, of those that go and those that come; every rank of the node calls it.
+        """Return the outgoing and the incoming parts that are copied directly; every rank of the node calls it.
 
         Other ranks access these arrays at any time: outgoing parts must not overlap `received`, and incoming parts must
-        not overlap `sent`, on this node or beyond.
+        not overlap `sent`, on this node or on others.
         """
         offers = {
             peer: {
@@ -112,7 +112,7 @@ class DirectCopies:
         return Location(piece.strides, address_of(piece), is_reachable, place_of(piece))
 
     def _copy(self, peer: int, target: Any, answer: Location, offer: Location) -> Copy | None:
-        """Return where this process finds a part for `target`; None: it has to be packed."""
+        """Return the copy that fills `target` from the offered part; None: the part has to be packed."""
         from ..native._pieces import walk
 
         run, _ = walk(target.shape, target.itemsize, target.strides, offer.strides)
@@ -126,7 +126,7 @@ class DirectCopies:
         return by == owner or (location.place is not None and location.place[0] in self._windows[by])
 
     def _there(self, peer: int, location: Location) -> Copy:
-        """Return how this process reaches what another one has."""
+        """Return the copy by which this process accesses a part of rank `peer`."""
         if not self._is_mapped(self._node.rank, peer, location):
             assert self._pids
             return Copy(location.strides, location.address, self._pids[peer])
@@ -137,7 +137,7 @@ class DirectCopies:
 
 
 def _is_apart(piece: Any, others: Sequence[Any]) -> bool:
-    """Return whether a part has no cell in common with others; False, too, where that is hard to find out."""
+    """Return whether a part has no cell in common with others; False if that is hard to find out."""
     try:
         return not any(np.shares_memory(piece, other, max_work=HARD) for other in others)  # type: ignore[arg-type]
     except RuntimeError:  # NumPy's TooHardError

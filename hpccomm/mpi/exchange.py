@@ -1,4 +1,4 @@
-"""The exchange of parts of arrays between ranks: one message for each pair of ranks, packed where it has to be."""
+"""The exchange of parts of arrays between ranks: one message for each pair of ranks, packed if necessary."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from .layout import is_plain
 from .persistent import MPIPersistentWork
 from .works import ExchangeWork, check_length
 
-MOST_REPEATED = 512 << 10  # bytes that go and come: beside larger copies the rest of the work is little
+MOST_REPEATED = 512 << 10  # bytes sent and received; if there are more, the copies dominate
 
 
 class Memory:
-    """The memory of a blocking exchange, for the next one that needs as much: new pages cost more than the copies."""
+    """Memory of a blocking exchange, reused by the next of the same sizes: new pages cost more than the copies."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[Any]] = {}  # by size
         self._taken: dict[int, list[Any]] = {}
 
     def begin(self) -> Callable[[tuple[int, ...], Any], Any]:
-        """Return what makes arrays; what a failed exchange has taken is forgotten, for MPI may still write there."""
+        """Return the function that makes arrays; drop a failed exchange's memory, as MPI may still write to it."""
         self._taken = {}
         return self._empty
 
@@ -45,12 +45,12 @@ class Memory:
         return memory.view(dtype).reshape(shape)
 
     def end(self) -> None:
-        """Keep what this exchange has taken, and nothing else."""
+        """Keep only the memory that this exchange has used."""
         self._free, self._taken = self._taken, {}
 
 
 class Plan(Messages):
-    """What one rank packs, sends, receives and unpacks."""
+    """The messages of one rank, and the steps that pack and unpack them."""
 
     def __init__(self, rank: int, sends: Pieces, receives: Pieces, adds: bool, empty: Any = np.empty) -> None:
         super().__init__(rank, sends, receives, adds, address_of, is_plain, empty)
@@ -82,9 +82,9 @@ def exchange(
 
 
 class RepeatedExchange:
-    """Blocking exchanges of parts of the same shapes: what is packed, sent and unpacked is worked out once.
+    """Blocking exchanges of parts of the same shapes, planned once.
 
-    It packs all parts into memory of its own, so it keeps nothing of the program's.
+    It packs all parts into memory of its own, so it keeps none of the program's arrays.
     """
 
     def __init__(self, comm: MPI.Intracomm, sends: Pieces, receives: Pieces, adds: bool) -> None:

@@ -1,9 +1,9 @@
 """Counts beyond 2^31 on MPI libraries older than MPI-4 (Open MPI 5.0), whose counts are C ints.
 
 Messages and broadcasts send one element of a large derived type (datatypes.py), and reductions go in segments
-(segments.py). Here are the operations with a count or displacement for each rank. Where every rank knows the total, MPI
-does them while it fits. Where one can't know it (uneven all_to_all_single), they are always messages between pairs of
-ranks, as lists are with every library.
+(segments.py). This file has the operations with a count or displacement for each rank. If every rank knows the total,
+MPI does them as long as the total fits. If a rank can't know it (uneven all_to_all_single), they are always messages
+between pairs of ranks, as lists are with every library.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LargeCountMPIBackend(MPIBackend):
         if _fits(output):
             return super().all_gather_single(output, array, async_op)
         buffer, finish = recv_buffer(output)
-        sent = unaliased(array, output)  # once for all ranks
+        sent = unaliased(array, output)  # one copy for all ranks
         return self._pairwise([sent] * self.size, buffer.reshape(self.size, -1), finish, async_op)
 
     def all_gather(self, outputs: list[Any], array: Any, async_op: bool) -> Work | None:
@@ -71,7 +71,7 @@ class LargeCountMPIBackend(MPIBackend):
 
 
 def _fits(*arrays: Any) -> bool:
-    """Return whether a C int can count the elements of all arrays (for dtypes that travel as bytes, their bytes)."""
+    """Return whether a C int can count the elements of all arrays (for dtypes that are sent as bytes, their bytes)."""
     return sum(array.nbytes for array in arrays) <= datatypes.LARGEST_COUNT or (
         arrays[0].dtype in datatypes.TYPED and sum(array.size for array in arrays) <= datatypes.LARGEST_COUNT
     )

@@ -1,6 +1,6 @@
-"""Between the user's arrays, of any layout, and the contiguous memory that MPI moves.
+"""Conversion between the user's arrays, of any layout, and the contiguous memory that MPI moves.
 
-A contiguous array is its own buffer. Every other one is packed before the call and, where MPI writes it, unpacked
+A contiguous array is its own buffer. Other arrays are packed before the call and, if MPI writes them, unpacked
 afterwards: the functions for outputs return the buffer and the function that unpacks it, or None.
 """
 
@@ -22,7 +22,7 @@ from .datatypes import as_bytes
 
 Finish: TypeAlias = Callable[[], None] | None
 
-APART_BYTES = 32 << 10  # of the first array of a list: with smaller ones, copies take less time than looking at each
+APART_BYTES = 32 << 10  # of the first array of a list: smaller arrays are copied in less time than checked
 
 shape_of, dtype_of, size_of, nbytes_of = map(attrgetter, ("shape", "dtype", "size", "nbytes"))
 
@@ -30,7 +30,7 @@ shape_of, dtype_of, size_of, nbytes_of = map(attrgetter, ("shape", "dtype", "siz
 def is_plain(array: Any) -> bool:
     """Return whether MPI can work on the array's own memory: in C order, without gaps, aligned."""
     flags = array.flags
-    return bool(flags.carray or (flags.c_contiguous and flags.aligned))  # carray: all of it and writeable, in one look
+    return bool(flags.carray or (flags.c_contiguous and flags.aligned))  # carray: all of these and writeable, at once
 
 
 def send_buffer(array: Any) -> Any:
@@ -40,11 +40,11 @@ def send_buffer(array: Any) -> Any:
 
 
 def recv_buffer(array: Any) -> tuple[Any, Finish]:
-    """Return a contiguous array that MPI may write; and the function that copies it to `array`, unless it is that."""
+    """Return a contiguous array that MPI may write, and the function that copies it to `array`; None if it is that."""
     if is_plain(array):
         return array, None
     buffer = np.empty(array.shape, array.dtype)
-    return buffer, partial(setitem, array, ..., buffer)  # a third of the time of np.copyto
+    return buffer, partial(setitem, array, ..., buffer)  # takes a third of np.copyto's time
 
 
 def unaliased(array: Any, output: Any) -> Any:
@@ -63,9 +63,9 @@ def unpacked(arrays: list[Any]) -> tuple[Any, list[int], Callable[[], None]]:
 
 
 def apart(arrays: list[Any]) -> tuple[Any, tuple[list[int], list[int]], MPI.Datatype] | None:
-    """Return the mpi4py buffer of large arrays of one dtype, one for each rank, where they lie; None if it can't be.
+    """Return one mpi4py buffer over large arrays of one dtype, one for each rank, without a copy; None if impossible.
 
-    That is a local matter: MPI sends the same messages to arrays in one piece of memory as to arrays apart.
+    Each rank decides alone: MPI sends the same messages to one piece of memory as to separate arrays.
     """
     if arrays[0].nbytes < APART_BYTES or not all(map(is_plain, arrays)):
         return None
@@ -84,7 +84,7 @@ def apart(arrays: list[Any]) -> tuple[Any, tuple[list[int], list[int]], MPI.Data
 def unpack_into(flat: Any, arrays: list[Any]) -> None:
     """Copy consecutive parts of `flat` into the arrays."""
     shapes = set(map(shape_of, arrays))
-    if len(shapes) == 1 and flat.size:  # NumPy cuts twice as fast
+    if len(shapes) == 1 and flat.size:  # NumPy splits twice as fast
         deque(map(setitem, arrays, repeat(...), flat.reshape(-1, *shapes.pop())), 0)
         return
     start = 0
@@ -126,7 +126,7 @@ def unpack_columns(rows: Any, arrays: list[Any]) -> None:
 
 
 def by_dtype(arrays: list[Any], *others: list[Any]) -> list[tuple[list[Any], ...]]:
-    """Return the lists, which have as many arrays, cut by the dtypes of the first, in order of first appearance."""
+    """Split lists of equal length by the dtypes of the first list, in order of first appearance."""
     if len(set(map(dtype_of, arrays))) == 1:
         return [(arrays, *others)]
     groups: dict[Any, list[tuple[Any, ...]]] = {}

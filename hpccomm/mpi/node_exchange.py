@@ -1,9 +1,9 @@
-"""Persistent exchanges within a node, without messages: through memory that both ranks see, or straight from an array.
+"""Persistent exchanges within a node, without messages: through shared memory, or directly from array to array.
 
-The protocol is that of `native/pieces.h`; ranks of other nodes get messages, in the same operation. Each exchange has
-a window of its own, in which a rank's part holds what it sends: for each rank of the node its flags and two slots.
-Windows of exchanges that all ranks of the node have freed are given back when the next one is set up. What is large is
-not packed: one of the two ranks copies it from array to array (`direct.py`).
+`native/pieces.h` describes the protocol; ranks of other nodes get messages, in the same operation. Each exchange has
+its own window. A rank's part of it holds flags and two slots for each rank of the node to which it sends or from which
+it receives. When an exchange is set up, windows of exchanges that all ranks of the node have released are freed. Large
+parts are not packed: one of the two ranks copies them from array to array (`direct.py`).
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from .persistent import MPIPersistentWork
 from .shared_memory import Window, has_room_to_spare, on_all, split_by_node
 
 LINE_BYTES = 64
-LOOKS = 2000  # at the flags, before other processes get the core, and MPI makes progress
-LOOKS_OF_MANY = 20  # likewise, where there are more ranks than cores
+LOOKS = 2000  # polls of the flags before the core is yielded to other processes and MPI makes progress
+LOOKS_OF_MANY = 20  # the same if there are more ranks than cores
 
 sched_yield = getattr(os, "sched_yield", partial(time.sleep, 1e-6))
 
 
 class NodeExchange(PersistentWork):
-    """An exchange with the ranks of this node, and by `rest` with others."""
+    """An exchange with the ranks of this node, and through `rest` with other ranks."""
 
     def __init__(
         self,
@@ -62,13 +62,13 @@ class NodeExchange(PersistentWork):
         self._alive = alive
 
     def belong_to(self, dispatcher: Dispatcher, call: Call, number: int) -> None:
-        """As PersistentWork."""
+        """Belong to a dispatcher as PersistentWork does."""
         super().belong_to(dispatcher, call, number)
         first = self.call.arguments[0]
         first = first[0] if isinstance(first, list) else first
         self._shown = self.call.name, first.dtype, first.nbytes  # in reports
 
-    # As of persistent all_reduces: of a microsecond, one call more from `start` to `begin` takes a twentieth.
+    # As in persistent all_reduces, `start` calls `begin` itself: one more call would add a twentieth to a microsecond.
 
     def start(self) -> None:
         """Start as PersistentWork does, without the dispatcher while the fast path is open."""
@@ -85,7 +85,7 @@ class NodeExchange(PersistentWork):
         self.is_active = True
 
     def begin(self) -> None:
-        """Pack, show that to the ranks of the node, and send to the others."""
+        """Pack, announce it to the ranks of the node, and send to the other ranks."""
         self._pieces.start()
         if self._adds is not None:
             self._adds[self._pieces.number & 1].arm()
@@ -106,20 +106,20 @@ class NodeExchange(PersistentWork):
         return True
 
     def block(self) -> None:
-        """Wait until all have begun, and for those of other nodes; unpack."""
+        """Wait for the ranks of the node and for messages of other nodes; unpack."""
         while not self._pieces.go_on(self._looks):
-            self._comm.Iprobe()  # MPI makes progress, and tells of dead ranks
+            self._comm.Iprobe()  # MPI makes progress and reports dead ranks
             sched_yield()
         if self._rest is not None:  # first, as in `poll`: sums have one order
             self._rest.block()
         self._unpack()
 
     def poll(self) -> bool:
-        """Go on as far as is possible now; unpack at the end; return whether that is reached."""
+        """Advance as far as possible now, and unpack at the end; return whether the exchange is complete."""
         if not self._pieces.go_on(1):
             self._comm.Iprobe()
             return False
-        if self._rest is not None and not self._rest.poll():  # which unpacks its own
+        if self._rest is not None and not self._rest.poll():  # it unpacks its own messages
             return False
         self._unpack()
         return True
@@ -134,7 +134,7 @@ class NodeExchange(PersistentWork):
             )
 
     def release(self) -> None:
-        """Let the memory go."""
+        """Drop the memory."""
         self._pieces = self._adds = self._alive = None
         if self._rest is not None:
             self._rest.release()
@@ -152,7 +152,7 @@ class NodeExchanges:
         self._ranks = {rank: number for number, rank in enumerate(self._node.allgather(comm.Get_rank()))}
         self._looks = LOOKS if self._node.size <= cores_of(self._node) else LOOKS_OF_MANY
         self._direct = DirectCopies(self._node, tuning)
-        self._windows: dict[int, tuple[Window, weakref.ref[NodeExchange]]] = {}  # the dispatcher keeps those in use
+        self._windows: dict[int, tuple[Window, weakref.ref[NodeExchange]]] = {}  # the dispatcher keeps active exchanges
         self._made = 0
 
     def set_up(self, sends: Pieces, receives: Pieces, adds: bool) -> PersistentWork:
@@ -167,7 +167,7 @@ class NodeExchanges:
         copies = ({}, {}) if adds else self._direct.agree(outgoing, incoming, all_sent, all_received)
         packed, gives = _parted(outgoing, copies[0])
         _, takes = _parted(incoming, copies[1])
-        starts, end = {}, 0  # of the flags for each rank, in this rank's part
+        starts, end = {}, 0  # of the flags and slots for each rank, in this rank's part
         for peer in sorted(outgoing.keys() | incoming.keys()):
             starts[peer] = end
             end += LINE_BYTES + 2 * _slot_bytes(packed.get(peer, []))
@@ -207,13 +207,13 @@ class NodeExchanges:
 
 
 class _Side:
-    """One rank's side of an exchange in a window, where each rank has what is for others at its `starts`."""
+    """One rank's side of an exchange in a window; `starts[r][s]`: offset, in r's part, of its flags and slots for s."""
 
     def __init__(self, window: Window, rank: int, starts: list[dict[int, int]]) -> None:
         self._parts, self._rank, self._starts = window.parts, rank, starts
 
     def flags(self, peer: int) -> tuple[int, int]:
-        """Return the addresses of the flags for another rank, and of those that it has for this one."""
+        """Return the addresses of this rank's flags for another rank, and of that rank's flags for this one."""
         me = self._rank
         mine, theirs = (
             address_of(self._parts[owner]) + self._starts[owner][other] for owner, other in ((me, peer), (peer, me))
@@ -221,7 +221,7 @@ class _Side:
         return mine, theirs
 
     def packed(self, outgoing: dict[int, list[Any]]) -> list[Any]:
-        """Return the descriptions of what is packed for others."""
+        """Return the descriptions of the parts that are packed for other ranks."""
         return [
             _described(piece, *slots)
             for peer, pieces in outgoing.items()
@@ -229,7 +229,7 @@ class _Side:
         ]
 
     def unpacked(self, receives: Pieces, copies: Copies) -> list[tuple[Any, tuple[Any, Any]]]:
-        """Return what comes in slots, in the order of `receives`, with these."""
+        """Return the parts that arrive in slots, in the order of `receives`, each with its two slots."""
         packed, _ = _parted(by_peer(receives), copies)
         slots = {peer: iter(self._slots(peer, self._rank, pieces)) for peer, pieces in packed.items()}
         numbers = {peer: count() for peer in packed}
@@ -238,7 +238,7 @@ class _Side:
         ]
 
     def _slots(self, owner: int, peer: int, pieces: list[Any]) -> list[tuple[Any, Any]]:
-        """Return for each of the pieces that a rank packs for another one where it is in the two sets, in its shape."""
+        """Return the two slots of each piece that a rank packs for another one, in the piece's shape."""
         found = []
         offsets, _ = places(pieces)
         for offset, piece in zip(offsets, pieces):
@@ -252,7 +252,7 @@ class _Side:
 
 
 def _parted(parts: dict[int, list[Any]], copies: Copies) -> tuple[dict[int, list[Any]], dict[int, list[Any]]]:
-    """Return, by rank, what is packed, and the descriptions of what is copied."""
+    """Return, by rank, the parts that are packed, and the descriptions of the direct copies."""
     packed, copied = {}, {}
     for peer, pieces in parts.items():
         of_peer = copies.get(peer, {})
@@ -275,7 +275,7 @@ def _described(piece: Any, *slots: Any) -> Any:
 
 
 def is_compiled() -> bool:
-    """Return whether this process has what it takes."""
+    """Return whether this process has the compiled modules for it."""
     if fastpath is None:
         return False
     try:

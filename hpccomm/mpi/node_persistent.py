@@ -1,4 +1,4 @@
-"""Persistent collectives in memory of a node, in two halves (`native/halves.pxi`): the memory of one group's."""
+"""Persistent collectives in memory of a node, in two halves (`native/halves.pxi`): a group's memory for them."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ class NodePersistentWork(fastpath.Halves, PersistentWork):
 
 
 class NodePersistent:
-    """Sets such operations up. All ranks make the same calls in the same order, and get the same answers."""
+    """The set-up of such operations. All ranks make the same calls in the same order, and get the same answers."""
 
     def __init__(self, fast_path: CompiledFastPath) -> None:
         self._fast_path = fast_path
         self._comm, self._ranks = fast_path._comm, fast_path._size
         self._windows: list[Window] = []
         self._free = 0  # bytes left in the last window
-        self._made = 0  # of all windows
-        self._given: list[tuple[Any, Callable[[], Any]]] = []  # memory, and the operation with it
+        self._made = 0  # bytes of all windows
+        self._given: list[tuple[Any, Callable[[], Any]]] = []  # memory, and the operation that uses it
 
     def set_up(
         self, name: str, given: Any, taken: Any, op: Any, root: int, averages: bool, fill: Finish, finish: Finish,
         arrays: list[Any] | None,
     ) -> PersistentWork | None:  # fmt: skip
-        """Return the operation on buffers made for MPI, as Halves describes them; None if MPI has to do it."""
+        """Return the operation on buffers prepared for MPI, as Halves describes them; None if MPI has to do it."""
         is_small = given.nbytes <= LARGEST_IN_NODE or self._ranks == 1
         if given.nbytes == 0 or not is_small or not self._fast_path.opens_node(given, op):
             return None
@@ -59,7 +59,7 @@ class NodePersistent:
         return work
 
     def _memory(self, needed: int) -> Any:
-        """Return memory of zeros: new, or that of operations which all ranks have freed; None if there is none."""
+        """Return zeroed memory: new, or of an operation that all ranks have freed; None if there is none."""
         if self._ranks == 1:
             return aligned_zeros(needed)
         if needed <= self._free:

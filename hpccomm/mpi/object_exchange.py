@@ -1,9 +1,9 @@
-"""Collectives of objects that do not block: each pickle is a message to whom it is for.
+"""Non-blocking collectives of objects: each pickle is one message to its receiver.
 
-First each rank tells each other one how long its pickle for it is. All that a rank sends is under way from the
-beginning, and copied; so an exchange ends on a rank when what it is to receive has come, whatever the others do
-meanwhile: they may wait for several in another order, or be in an operation for which this rank is late. MPI's own
-collectives can't be used: they need two steps, and MPI would match the second one with another operation's.
+First each rank sends every rank the length of its pickle for it. All sends begin at once, from copies, so an exchange
+ends on a rank as soon as its own pickles have arrived. The other ranks may meanwhile wait for exchanges in another
+order, or be in an operation for which this rank is late. MPI's own collectives can't be used: they need two steps, and
+MPI would match the second step with another operation's.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from .works import MPIWork
 
 
 class ObjectExchange(Work):
-    """One exchange, which has a `turn` among the sparse ones.
+    """One exchange, which takes a `turn` among the sparse exchanges.
 
-    `finish` is called with the pickles that have come, by the rank of the sender, in the order of the ranks.
+    `finish` is called with the received pickles by sender, in the order of the ranks.
     """
 
     translate_error = MPIWork.translate_error
@@ -49,13 +49,13 @@ class ObjectExchange(Work):
         self._came: dict[int, Any] = {}
 
     def _expect(self) -> None:
-        """Receive the pickles, whose lengths are known now."""
+        """Begin to receive the pickles, whose lengths are known now."""
         came = {rank: np.empty(length, np.uint8) for rank, length in enumerate(self._lengths.tolist()) if length}
         self._requests = [self._comm.Irecv(message(each), rank, self._tag) for rank, each in came.items()]
         self._came, self._knows_lengths = came, True
 
     def poll(self) -> bool:
-        """Take what has come; return whether that is all."""
+        """Advance the receives; return whether all pickles have come."""
         if not self._knows_lengths:
             if not MPI.Request.Testall(self._requests):
                 return False
@@ -63,7 +63,7 @@ class ObjectExchange(Work):
         return MPI.Request.Testall(self._requests)
 
     def block(self) -> None:
-        """Wait for what comes."""
+        """Wait for all pickles."""
         if not self._knows_lengths:
             MPI.Request.Waitall(self._requests)
             self._expect()

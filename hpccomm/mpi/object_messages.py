@@ -1,9 +1,9 @@
-"""Messages of objects, as mpi4py's `pkl5` sends them; receives, also those that do not block.
+"""Messages of objects, as mpi4py's `pkl5` sends them: blocking and non-blocking receives.
 
-An object is several messages of MPI, and only the first one says how many. So a receive can't be left to MPI: somebody
-has to look for the first message, and what has come belongs to the receive that has begun first, as in MPI (MPI-4.1
-§3.5). The first has the lengths of the others: of the pickle, and of each buffer that is large. Their tags are above
-those of arrays (`tags.OBJECTS`).
+An object is several MPI messages, and only the first one says how many. So a receive can't be left to MPI: this code
+probes for the first message, which belongs to the matching receive that was begun first, as in MPI (MPI-4.1 §3.5). The
+first message has the lengths of the others: of the pickle, and of each large buffer. Their tags are above those of
+arrays (`tags.OBJECTS`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .works import MPIWork
 
 
 class Incoming:
-    """An object that has come for a receive: its messages have been matched."""
+    """An object whose messages have been matched with a receive."""
 
     def __init__(self, sender: int, messages: list[MPI.Message], lengths: list[int]) -> None:
         self.sender = sender
@@ -32,15 +32,15 @@ class Incoming:
         self._parts: list[Any] = []
 
     def is_there(self) -> bool:
-        """Receive it; return whether all of it has come."""
+        """Begin to receive it, if necessary; return whether all of it has come."""
         return MPI.Request.Testall(self._begun())
 
     def wait(self) -> None:
-        """Receive it."""
+        """Wait until all of it has come."""
         MPI.Request.Waitall(self._begun())
 
     def load(self) -> Any:
-        """Return the object, all of which has come."""
+        """Unpickle the object, all of which has come."""
         data, *buffers = self._parts
         return pkl5.pickle.loads_oob(data, buffers)
 
@@ -67,7 +67,7 @@ def matched(comm: MPI.Intracomm, probe: Callable[..., MPI.Message | None], sourc
 
 
 class Receives:
-    """The receives of a group for which nothing has come yet, the first begun first."""
+    """The receives of a group that have no message yet, the first begun first."""
 
     def __init__(self, comm: pkl5.Intracomm) -> None:
         self._comm = comm
@@ -78,24 +78,24 @@ class Receives:
         return len(self._waiting)
 
     def add(self, receive: ObjectReceive) -> None:
-        """Look for its message from now on."""
+        """Probe for its message from now on."""
         with self._lock:
             self._waiting.append(receive)
 
     def remove(self, receive: ObjectReceive) -> None:
-        """Look for its message no more."""
+        """Stop probing for its message."""
         with self._lock:
             if receive in self._waiting:
                 self._waiting.remove(receive)
 
     def look(self) -> None:
-        """Take what has come for any of them: those who have sent it may wait for that."""
+        """Take the messages of all receives: their senders may wait for that."""
         for receive in list(self._waiting):
             receive.has_ended()
 
     def look_for(self, receive: ObjectReceive) -> None:
-        """Take what has come from where this one expects it, until its own message has come, or there is none."""
-        if not self._lock.acquire(blocking=False):  # another thread looks, or what a signal's handler has interrupted
+        """Match messages from the sender that `receive` expects, until its own is matched or there are no more."""
+        if not self._lock.acquire(blocking=False):  # another thread is here, or code that a signal handler interrupted
             return
         try:
             while receive.message is None and receive in self._waiting:
@@ -111,7 +111,7 @@ class Receives:
 
 
 class ObjectReceive(Work):
-    """One receive; `finish` is called with what has come."""
+    """One receive; `finish` is called with the object."""
 
     translate_error = MPIWork.translate_error
     progress = Progress(can_be_left=True, needs_polling=MPI.Query_thread() == MPI.THREAD_MULTIPLE)
@@ -127,11 +127,11 @@ class ObjectReceive(Work):
         receives.add(self)
 
     def matches(self, sender: int, tag: int) -> bool:
-        """Whether a message may be its own."""
+        """Whether a message matches this receive."""
         return tag == self.tag and self.expected in (None, sender)
 
     def poll(self) -> bool:
-        """Look for the message, or whether all of it has come."""
+        """Probe for the message, then return whether all of it has come."""
         try:
             if self.message is None:
                 self._receives.look_for(self)
@@ -147,14 +147,14 @@ class ObjectReceive(Work):
         return True
 
     def cancel(self) -> None:
-        """Take the receive back; if its message has come, it completes."""
+        """Cancel the receive; if its message has come, it completes."""
         self._receives.remove(self)
         if self.message is not None:
             self.block()
 
 
 class ObjectSend(Work):
-    """One message that is under way; while it is waited for, receives go on, which the receiver may wait for."""
+    """One send; while the program waits for it, receives make progress: the receiver may wait for them."""
 
     translate_error = MPIWork.translate_error
     progress = MPIWork.progress
@@ -165,6 +165,6 @@ class ObjectSend(Work):
         self.alive = self._request = request
 
     def poll(self) -> bool:
-        """Return whether it has gone."""
+        """Return whether it is complete."""
         self._receives.look()
         return bool(self._request.test()[0])

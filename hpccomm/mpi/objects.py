@@ -1,9 +1,9 @@
-"""Python objects over MPI: pickled by mpi4py, large buffers apart and without a copy (PEP 574).
+"""Python objects over MPI: pickled by mpi4py, with large buffers sent separately and without a copy (PEP 574).
 
-In place of an object that can't be pickled an `_Unpicklable` travels, so that every rank raises the same error and none
-waits. A collective begins with a block of the same few bytes of each rank, in one call of MPI. That is all where every
-pickle fits; otherwise it says so, and mpi4py's collective follows, which needs several calls. The asynchronous form
-of a collective is in `object_exchange.py`, those of messages in `object_messages.py`.
+An `_Unpicklable` replaces an object that can't be pickled, so that every rank raises the same error and none waits. A
+collective begins with a block of BLOCK bytes from each rank, in one MPI call. That is all if every pickle fits.
+Otherwise the block says so, and mpi4py's collective follows, which needs several calls. `object_exchange.py` has the
+asynchronous collectives, `object_messages.py` the messages.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .sparse_exchange import ConsensusExchange, CountedExchange
 from .works import as_backend_error
 
 BLOCK = 256  # bytes; Open MPI needs twice the time for 512
-PICKLE, UNPICKLABLE, LARGE = 0x80, 1, 0  # how a block begins: a pickle does so by itself
+PICKLE, UNPICKLABLE, LARGE = 0x80, 1, 0  # first byte of a block; 0x80 is every pickle's first byte
 
 
 class ObjectTransport(Backend):
@@ -49,16 +49,16 @@ class ObjectTransport(Backend):
         self._messages = pkl5.Intracomm(options.comm)
         self._receives = Receives(self._messages)
         self._has_duplicate = False  # for collectives
-        self._turns = 0  # of sparse exchanges, and those of objects
-        self._of_turn: dict[int, weakref.ref[Work]] = {}  # the last ones
+        self._turns = 0  # number of exchanges so far: sparse ones, and those of objects
+        self._of_turn: dict[int, weakref.ref[Work]] = {}  # the latest exchanges
         self._unfinished: deque[ConsensusExchange] = deque()
         self._sending: list[list[MPI.Request]] = []  # of exchanges of objects
 
     @property
     def _collectives(self) -> pkl5.Intracomm:
         if not self._has_duplicate:
-            # mpi4py's first collective would make it while it holds the GIL: a rank that is early would stop its other
-            # threads, for which another rank may wait, perhaps in there itself.
+            # mpi4py's first collective would make it while holding the GIL: an early rank would stop its other threads,
+            # and another rank, perhaps in here too, may wait for them.
             from .shared_memory import in_one_thread
 
             in_one_thread(self._comm, lambda: private(MPI._commctx_intra(self._messages)[0], self._messages))
@@ -68,7 +68,7 @@ class ObjectTransport(Backend):
     def all_to_all_sparse(
         self, arrays: Mapping[int, Sequence[Any]], received: dict[int, Any], names: Sequence[int], async_op: bool
     ) -> Work | None:
-        """Send arrays to some ranks, and fill `received` with those of others (`sparse_exchange.py`)."""
+        """Send arrays to some ranks, and fill `received` with those from others (`sparse_exchange.py`)."""
         arguments = self._next_turn(), arrays, received, names
         if self.size <= sparse_exchange.FEW:
             exchange: Work = CountedExchange(self._comm, async_op, *arguments)
@@ -93,9 +93,9 @@ class ObjectTransport(Backend):
     def exchange_objects(
         self, operation: str, objects: Mapping[int, Any], fill: Callable[[dict[int, Any]], None]
     ) -> ObjectExchange:
-        """Send an object to some ranks, and call `fill` with those of others, by their rank, when they have come.
+        """Send an object to some ranks, and call `fill` with the received objects by sender when they have come.
 
-        The asynchronous form of every collective of objects. If one can't be pickled, all ranks are told instead.
+        It is the asynchronous form of every collective of objects. If one can't be pickled, all ranks get the reason.
         """
         pickled: dict[int, bytes] = {}  # by id: many are the same object
         for obj in objects.values():
@@ -137,7 +137,7 @@ class ObjectTransport(Backend):
         gathered = bytearray(BLOCK * self.size) if self.rank == root else None
         self._comm.Gather((_block_of(wrapped), BLOCK, MPI.BYTE), gathered and (gathered, BLOCK, MPI.BYTE), root)
         blocks = _split(gathered) if gathered else []
-        worst = bytearray(BLOCK)  # of the ranks' blocks, which each is to learn of: one that is large, or a failure
+        worst = bytearray(BLOCK)  # the block that all ranks must see: one that says LARGE or UNPICKLABLE
         if gathered:
             kinds = gathered[::BLOCK]
             worst = blocks[next((kinds.index(kind) for kind in (LARGE, UNPICKLABLE) if kind in kinds), root)]
@@ -199,7 +199,7 @@ class ObjectTransport(Backend):
 
     def recv_object_list(self, src: int | None, tag: int) -> tuple[list[Any], int]:
         """Return the objects received, and their sender."""
-        if self._receives:  # those that have begun earlier come first
+        if self._receives:  # earlier receives come first
             receive: Any = ObjectReceive(self._receives, src, tag + OBJECTS)
             receive.block()
             (received,) = _unwrapped("recv_object_list", [receive.came], [receive.source])
@@ -259,7 +259,7 @@ class _Pickled:
 def _unpickle(data: Any, *buffers: Any) -> Any:
     try:
         return pkl5.pickle.loads_oob(data, list(buffers))
-    except Exception as error:  # unpickling runs any code of the object's class; the others have come, too
+    except Exception as error:  # unpickling runs any code of the object's class; the other objects have come, too
         return NotLoaded(error)
 
 
@@ -291,9 +291,9 @@ def _loaded(operation: str, block: bytes | bytearray, sender: int) -> Any:
 
 
 def _unwrapped(operation: str, received: Sequence[Any], senders: Iterable[int] | None = None) -> list[Any]:
-    """Return the objects received; raise if one of them stands for an object that can't be pickled.
+    """Return the received objects; raise if one stands for an object that can't be pickled.
 
-    `senders` are the ranks that they have come from (default: all of the group).
+    `senders` are the ranks that sent them (default: all of the group).
     """
     for sender, each in zip(count() if senders is None else senders, received):
         if isinstance(each, _Unpicklable):

@@ -1,7 +1,7 @@
-"""BackendOverMPI: a backend of host arrays that leaves to MPI every operation that it does not override.
+"""BackendOverMPI: a backend of host arrays that leaves every operation that it does not override to MPI.
 
-It delegates rather than inherits: a subclass of the transport would import MPI where the class is defined. All forms
-run the override: the fast path of that operation steps aside, and coalesced and persistent forms call the plain one.
+It delegates rather than inherits: a subclass of the transport would import MPI when the class is defined. All forms run
+the override: the fast path does not take that operation, and coalesced and persistent forms call the plain one.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from ..core.persistent_work import PersistentWork
 from ..core.work import Work
 from ..errors import on_rank
 
-SHORT_FORMS = {f"i{name}": name for name in ("broadcast", "all_reduce", "barrier", "send", "recv")}  # of the fast path
-OTHERS = ("peer_view", "connect", "batch", "leave", "abort", "close", "translate_error")  # that are left to MPI too
+SHORT_FORMS = {f"i{name}": name for name in ("broadcast", "all_reduce", "barrier", "send", "recv")}  # in the fast path
+OTHERS = ("peer_view", "connect", "batch", "leave", "abort", "close", "translate_error")  # also left to MPI
 
 
 class BackendOverMPI(Backend):
     """A backend of host arrays that has some operations of its own; everything else is MPI's.
 
-    Subclass it and override operations of :class:`Backend`. What a program calls on such a group is then the override,
-    in every form: blocking and asynchronous, small and large, coalesced (the override for each array, if the coalesced
-    method is not overridden too), persistent (the override at each start), and in :class:`GradientBuckets`. MPI's own
-    is ``super().all_reduce(...)``; for messages of its own an override may use any operation of `mpi`.
+    Subclass it and override operations of :class:`Backend`. A program that calls such an operation runs the override,
+    in every form: blocking and asynchronous, small and large, coalesced (the override for each array, unless the
+    coalesced method is overridden too), persistent (the override at each start), and in :class:`GradientBuckets`. MPI's
+    own is ``super().all_reduce(...)``; for messages of its own an override may use any operation of `mpi`.
 
-    An overridden reduction is called with what MPI would be called with: contiguous arrays; SUM for AVG, which is
-    divided afterwards, and for PREMUL_SUM, which is multiplied before; float32 for float16 and bfloat16, which are
-    rounded once at the end. It may write to what it reduces in place, and returns None when it is done, or a Work.
+    An overridden reduction gets the same arguments as MPI would: contiguous arrays; SUM for AVG, which is divided
+    afterwards, and for PREMUL_SUM, which is multiplied before; float32 for float16 and bfloat16, which are rounded once
+    at the end. It may overwrite the arrays that it reduces in place. It returns None when it is done, or a Work.
 
     Parameters
     ----------
     options : BackendOptions
-        As the creator is given them: the class is its own creator, with the extended API.
+        The options that a creator gets: the class is its own creator, with the extended API.
     backend_options : None
-        Likewise.
+        The backend options that a creator gets.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class BackendOverMPI(Backend):
     Raises
     ------
     TypeError
-        It is to serve another device than "cpu".
+        The device is not "cpu".
 
     Examples
     --------
@@ -85,7 +85,7 @@ class BackendOverMPI(Backend):
         for name in vars(FastPath):
             plain = SHORT_FORMS.get(name, name)
             if plain in OPERATIONS and (self._has(plain) or self._has(plain.removesuffix("_coalesced"))):
-                setattr(self.fast_path, name, getattr(super().fast_path, name))  # which steps aside
+                setattr(self.fast_path, name, getattr(super().fast_path, name))  # which takes nothing
 
     def persistent(self, operation: str, *arguments: Any) -> PersistentWork:
         if operation == "exchange" and (self._has("send") or self._has("recv")):

@@ -19,11 +19,11 @@ from .layout import Finish, unpack_into
 from .reductions import plan, reduction_input
 from .works import parts_of, received
 
-LARGEST_IN_NODE = 2 << 20  # bytes of the input; larger ones are as fast in the communication thread
+LARGEST_IN_NODE = 2 << 20  # bytes of the input; larger inputs are as fast in the communication thread
 
 
 class MPIPersistentWork(PersistentWork):
-    """An operation whose `prepare` fills the inputs before each start, and `finish` unpacks the outputs after it."""
+    """An operation: `prepare` fills the inputs before each start, `finish` unpacks the outputs at the end."""
 
     def __init__(self, requests: list[MPI.Prequest], prepare: Finish, finish: Finish, *alive: Any) -> None:
         self._requests = requests
@@ -53,7 +53,7 @@ class MPIPersistentWork(PersistentWork):
             self._finish()
 
     def poll(self) -> bool:
-        """Look at every request; unpack when all are done."""
+        """Test every request; unpack when all are done."""
         # one by one: MPICH 5.0's Testall reports an error for persistent collectives
         if not all(request.Test() for request in self._requests):
             return False
@@ -62,7 +62,7 @@ class MPIPersistentWork(PersistentWork):
         return True
 
     def release(self) -> None:
-        """Free the requests, and let go of the arrays."""
+        """Free the requests, and drop the arrays."""
         for request in self._requests:
             request.Free()
         self._requests, self._one, self._alive = [], None, ()
@@ -70,21 +70,21 @@ class MPIPersistentWork(PersistentWork):
 
 
 class PersistentReceive(MPIPersistentWork):
-    """A receive, which notices messages that are too short."""
+    """A receive that detects messages that are too short."""
 
     def begin(self) -> None:
-        """As MPIPersistentWork."""
+        """Begin like MPIPersistentWork."""
         self._message = MPI.Status()
         super().begin()
 
     def block(self) -> None:
-        """As MPIPersistentWork; then look at the message."""
-        if self._message.Get_source() == MPI.ANY_SOURCE:  # otherwise this was interrupted after it had come
+        """Wait like MPIPersistentWork, and check the message."""
+        if self._message.Get_source() == MPI.ANY_SOURCE:  # otherwise this was interrupted after the message had come
             self._requests[0].Wait(self._message)
         received("recv", self._message, self._alive[0], self._finish)
 
     def poll(self) -> bool:
-        """As MPIPersistentWork; then look at the message."""
+        """Poll like MPIPersistentWork, and check the message."""
         if self._message.Get_source() == MPI.ANY_SOURCE and not self._requests[0].Test(self._message):
             self._message = MPI.Status()  # MPI leaves it undefined
             return False
@@ -93,20 +93,20 @@ class PersistentReceive(MPIPersistentWork):
 
 
 class AtFirst(MPIBackend):
-    """A backend whose asynchronous operations hold what makes MPI's persistent ones. None goes to the thread."""
+    """A backend whose asynchronous operations hold makers of persistent requests; none uses the thread."""
 
     def __init__(self, backend: MPIBackend) -> None:
         vars(self).update(vars(backend), comm=Inits(backend.comm), thread_bytes=NEVER)
 
 
 class Inits:
-    """A communicator whose non-blocking functions return one that makes a persistent request, in place of a request."""
+    """A communicator whose non-blocking functions return makers of persistent requests instead of requests."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
 
     def __getattr__(self, name: str) -> Callable[..., Callable[[], MPI.Prequest]]:
-        return partial(partial, getattr(self._comm, f"{name[1:].capitalize()}_init"))  # of "Ibcast": Bcast_init
+        return partial(partial, getattr(self._comm, f"{name[1:].capitalize()}_init"))  # Bcast_init for "Ibcast"
 
 
 def set_up(
@@ -114,9 +114,9 @@ def set_up(
 ) -> PersistentWork:
     """Return the persistent form of an operation; the arguments are those of MPIBackend's method without async_op.
 
-    The asynchronous form has made the buffers. With them it is done in memory of the node; or else, if it is large and
-    no part of another one, by the asynchronous operation at each start; or else by MPI's persistent operation.
-    `arrays` are packed into the flat array of an all_reduce before each start, and unpacked after it.
+    The asynchronous form makes the buffers. The operation uses memory of the node if possible. Otherwise it is MPI's
+    persistent operation or, if it is large and no part of another one, the asynchronous operation at each start.
+    `arrays` are packed into the flat array of an all_reduce before each start, and unpacked at the end.
     """
     named = dict(zip(OPERATIONS[operation].arguments, arguments))
     first = getattr(MPIBackend, operation)(AtFirst(backend), *arguments, True)
@@ -124,7 +124,7 @@ def set_up(
     sent, received = buffers[0], buffers[-1]
     fill = _filling(operation, named, sent, backend.rank)
     op = plan(named["op"], named["array"].dtype).reduces if "op" in named else None
-    averages = isinstance(finish, Once) and received.dtype.char in "fd"  # which the compiled extension divides
+    averages = isinstance(finish, Once) and received.dtype.char in "fd"  # the compiled extension divides it
     in_node: Any = fill, None if averages else finish, None
     if arrays is not None:
         is_direct = in_node == (None, None, None) and all(array.flags.carray for array in arrays)

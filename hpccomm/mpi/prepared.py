@@ -1,4 +1,4 @@
-"""Custom reductions prepared (contiguous, widened, premultiplied arrays) and completed as MPI's are in `reductions`."""
+"""Preparation (contiguous, widened, premultiplied arrays) and completion of custom reductions, as in `reductions`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .reductions import in_place, reduction_input, reduction_output
 
 
 def prepared(operation: str, call: Callable[..., Any], rank: int, ranks: int) -> Callable[..., Any]:
-    """Return a backend's method `operation`: it prepares the arrays for `call`, and completes the outputs after it."""
+    """Return a backend's method `operation` that prepares the arrays for `call`, and completes the outputs after it."""
     spec = OPERATIONS[operation]
 
     def method(*arguments: Any) -> Any:

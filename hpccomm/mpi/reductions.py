@@ -1,6 +1,6 @@
 """Preparation and completion of MPI's reductions: wider dtypes, AVG's division, PREMUL_SUM's product, bytes of bools.
 
-NumPy does not warn of overflow in here: MPI does not either, and a warning that is an error would stop one rank alone.
+Overflow warnings of NumPy are off: MPI does not warn either, and a warning turned into an error would stop one rank.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Plan(NamedTuple):
     datatype: MPI.Datatype
     op: MPI.Op
     dtype: np.dtype[Any]  # of the arrays that MPI reduces
-    changes: bool  # whether they have other values or another dtype than the program's
-    reduces: ReduceOp | None  # as which their values are reduced; None: as MPI alone knows
+    changes: bool  # whether those have other values or another dtype than the program's arrays
+    reduces: ReduceOp | None  # the op that reduces their values; None: only MPI knows it
 
 
 _plans: dict[tuple[ReduceOp, np.dtype[Any]], Plan] = {}
@@ -43,7 +43,7 @@ def plan(op: ReduceOp, dtype: np.dtype[Any]) -> Plan:
             None if is_bool or op.mpi_op is not None else ReduceOp.SUM if op is AVG or op.factor is not None else op
         )
         found = Plan(arithmetic_type(wide, op), mpi_op(op, wide), wide, changes, reduces)
-        if op.factor is None and op.mpi_op is None:  # a program may make any number of others
+        if op.factor is None and op.mpi_op is None:  # a program may make any number of other ops
             _plans[op, dtype] = found
     return found
 

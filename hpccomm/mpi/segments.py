@@ -1,6 +1,6 @@
 """Large reductions in segments.
 
-They stay in the cache, and spare the page faults of the temporary that both MPIs allocate above 32 MiB; and they keep
+Segments stay in the cache, avoid page faults in the temporary array that both MPIs allocate above 32 MiB, and keep
 every count below 2^31. ``hpccomm bench all_reduce reduce_scatter_single -b 1M -e 256M`` measures the gain on a machine.
 Segments of broadcast and all_gather were no faster than one call.
 """
@@ -18,7 +18,7 @@ from .layout import size_of
 
 
 def segments(buffer: Any, nbytes: int) -> Sequence[Any]:
-    """Return flat pieces, of at most `nbytes`, of a contiguous array; the array itself if it is no larger."""
+    """Return flat pieces of a contiguous array, each of at most `nbytes`; the array itself if it is no larger."""
     if buffer.nbytes <= nbytes:
         return (buffer,)
     flat = buffer.reshape(-1)
@@ -27,9 +27,9 @@ def segments(buffer: Any, nbytes: int) -> Sequence[Any]:
 
 
 def columns(arrays: Sequence[Any], output: Any, memory: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield pieces of arrays of one size, one for each rank, packed in `memory`; and the place of each in `output`.
+    """Yield packed pieces of arrays of one size, one array for each rank, and the place of each piece in `output`.
 
-    A piece has some elements of every array. The next one is packed into the same bytes.
+    A piece has some elements of every array. All pieces are packed into the same bytes of `memory`.
     """
     parts, flat = [array.reshape(-1) for array in arrays], output.reshape(-1)
     step = max(1, memory.size // (len(parts) * flat.itemsize))
@@ -44,7 +44,7 @@ def columns(arrays: Sequence[Any], output: Any, memory: Any) -> Iterator[tuple[A
 
 
 def runs(arrays: list[Any], most: int, measure: Callable[[Any], int] = size_of) -> list[tuple[list[Any], int]]:
-    """Return lists of neighbours in `arrays`, with their number of elements: at most `most`, or that of one array.
+    """Return runs of neighbours in `arrays`, each with its number of elements: at most `most`, or one array's.
 
     `measure` may count bytes instead.
     """
@@ -62,7 +62,7 @@ def runs(arrays: list[Any], most: int, measure: Callable[[Any], int] = size_of) 
 def runs_of_lists(lists: Sequence[Sequence[Any]], most: int) -> Iterator[slice]:
     """Yield the runs of neighbours in lists of arrays: of each list at most `most` bytes, or one array.
 
-    The compiled extension cuts them likewise: other ranks may be there.
+    The compiled extension, which other ranks may use, cuts in the same way.
     """
     start, sums = 0, [0] * len(lists)
     for i, arrays in enumerate(zip(*lists, strict=True)):

@@ -1,4 +1,4 @@
-"""Arrays in the memory that the ranks of a node share, and the collectives that work on them where they are.
+"""Arrays in memory that the ranks of a node share, and collectives that work on them in place.
 
 A node-shared array lies in a window made by MPI_Win_allocate_shared (MPI-4.1 §12.2.3), which every rank of the node
 has in its address space. So a collective needs no messages: each rank reduces its share of all arrays, between two
@@ -8,7 +8,7 @@ barriers::
     rank 1's array   |= share 0 =|  share 1  |      rank 1 share 1, each in chunks that stay in its cache
 
 This is the two-shot algorithm with its two steps merged: a chunk is written to every array while it is in the cache.
-Only one rank touches a share, so there is no race, and all ranks get the same bits: those of a sum in rank order.
+Only one rank accesses a share, so there is no race, and all ranks get the same bits: those of a sum in rank order.
 """
 
 from __future__ import annotations
@@ -40,64 +40,64 @@ from .layout import is_plain
 
 T = TypeVar("T")
 NAME_BYTES = 16
-LONGEST_PAUSE = 0.01  # seconds, of two threads that each wait for the other
-SHM_DIRECTORY = "/dev/shm"  # where MPICH and Open MPI keep the windows
+LONGEST_PAUSE = 0.01  # seconds, of two threads that wait for each other
+SHM_DIRECTORY = "/dev/shm"  # MPICH and Open MPI keep the windows there
 ENLARGE = "ask for less, or enlarge it (docker run --shm-size=..., mount -o remount,size=...)"
 PAGE_BYTES = 4096
-FINALIZE_FREES = MPI.get_vendor()[0] == "Open MPI"  # what windows there are, and each waits for all of its ranks
+FINALIZE_FREES = MPI.get_vendor()[0] == "Open MPI"  # remaining windows, each waiting for all its ranks
 
-# MPICH has 2048 context ids, one for each window and some for each group, and ends with SIGSEGV when they are used up.
+# MPICH has 2048 context ids, one for each window and some for each group, and crashes (SIGSEGV) when they are used up.
 MOST_WINDOWS = sys.maxsize if FINALIZE_FREES else 1500  # of a process
-MOST_NODE_WINDOWS = min(256, MOST_WINDOWS)  # beyond, ids are for groups, which do without memory of the node
+MOST_NODE_WINDOWS = min(256, MOST_WINDOWS)  # further ids are left to groups, which then do without memory of the node
 
-# A rank's call, as it tells the others: collective, op, root, number of elements, dtype; and the place of its array:
+# A rank's note of its call for the others: collective, op, root, number of elements, dtype; and the place of its array:
 # the number of the window (-1: none) and the offset in this rank's part of it.
 NOTE = struct.Struct("7q")
 CALLS = ["all_reduce", "reduce", "reduce_scatter_single"]
 OPS = list(UFUNCS)
 
-Place = tuple[bytes, int, int]  # of a node-shared array: the name of its window, the rank of the node, the offset there
+Place = tuple[bytes, int, int]  # of a node-shared array: the name of its window, the rank in the node, the offset there
 
-# Windows with node-shared arrays, by a name that all ranks of the node know
+# Windows with node-shared arrays, by a name that is the same on all ranks of the node
 _named: weakref.WeakValueDictionary[bytes, Window] = weakref.WeakValueDictionary()
 
-_making = Lock()  # of in_one_thread
+_making = Lock()  # for in_one_thread
 
 # Windows that outlived their group, because the program still has arrays in them (Window.free).
 _outliving: list[MPI.Win] = []
 
-# Without the compiled extension: Open MPI's MPI_Finalize frees windows in the order of its table, where a new one takes
-# the place of one that has been freed, another place on each rank. So a window of this rank alone stands in that place.
+# Without the compiled extension: Open MPI's MPI_Finalize frees windows in the order of its table. A new window would
+# take a freed one's place, which may differ between ranks. So a window of this rank alone fills that place.
 _table: list[MPI.Win] = []
 _stand_ins: list[MPI.Win] = []
 IN_ORDER = FINALIZE_FREES and fastpath is None
 
 
 class Window:
-    """One window: the same number of bytes from each rank of the node.
+    """One window: memory of each rank of the node.
 
-    `parts` are the ranks' memories as flat arrays of bytes. NumPy makes a part the ``base`` of every array in it: by
-    that arrays are recognised, and parts that nobody uses any more.
+    `parts` are the ranks' memories as flat arrays of bytes. NumPy makes a part the ``base`` of every array in it: the
+    base identifies such arrays, and shows when no array uses a part any more.
     """
 
     alive = 0  # in this process
-    shapes: tuple[tuple[int, ...], ...] = ()  # of the arrays of empty_shared, by the rank of the node
-    dtype: Any = None  # likewise
+    shapes: tuple[tuple[int, ...], ...] = ()  # of the arrays of empty_shared, by the rank in the node
+    dtype: Any = None  # of the same arrays
 
     def __init__(self, node: MPI.Intracomm, nbytes: int, is_contiguous: bool = False) -> None:
-        # Otherwise each rank's memory has pages of its own, on the NUMA domain of that rank (MPI-4.1 §12.2.3).
+        # If not contiguous, each rank's memory has its own pages, in that rank's NUMA domain (MPI-4.1 §12.2.3).
         info = MPI.Info.Create({"alloc_shared_noncontig": "false" if is_contiguous else "true"})
         self._node = node
-        # MPI_Win_allocate_shared and MPI_Win_free keep the other threads of this process out of MPI while they wait for
-        # other ranks (MPICH 5.0, Open MPI 5.0). A reduction does not: so all ranks meet in one first.
+        # MPI_Win_allocate_shared and MPI_Win_free keep this process's other threads out of MPI while they wait for
+        # other ranks (MPICH 5.0, Open MPI 5.0). A reduction does not, so all ranks meet in one first.
         name = np.frombuffer(os.urandom(8), np.uint64).copy()
         node.Allreduce(MPI.IN_PLACE, name, MPI.MAX)
         self._name = int(name[0])
-        # Open MPI's osc/ucx, which is asked for every new window, opens and closes UCX: not in two threads at once.
+        # For every new window Open MPI's osc/ucx opens and closes UCX, which two threads must not do at once.
         self._win = in_one_thread(node, partial(_allocated, nbytes, info, node))
         Window.alive += 1
         info.Free()
-        # Loads and stores need an epoch too, and Sync is only allowed inside one (MPI-4.1 §12.5.4).
+        # Loads and stores need an epoch too, and Sync is allowed only inside one (MPI-4.1 §12.5.4).
         self._win.Lock_all(MPI.MODE_NOCHECK)
         if fastpath is not None:
             fastpath.prepare_end(MPI._handleof(MPI.COMM_SELF))
@@ -107,12 +107,12 @@ class Window:
         self.parts = [np.frombuffer(memory, np.uint8) for memory in memories]
         self.rank = node.rank
         self.address = address_of(self.parts[self.rank])  # of this rank's part
-        self.parts[node.rank][::PAGE_BYTES] = 0  # touched first by the rank that it belongs to
+        self.parts[node.rank][::PAGE_BYTES] = 0  # first touched by the rank that owns it
         node.Barrier()  # before another rank writes there
 
     def fence(self) -> None:
         """Wait for the other ranks, and make the stores of each visible to all."""
-        # MPI-4.1 §12.8: processes that synchronise over shared memory call MPI_Win_sync before and after it.
+        # MPI-4.1 §12.8: processes that synchronise over shared memory call MPI_Win_sync before and afterwards.
         self._win.Sync()
         self._node.Barrier()
         self._win.Sync()
@@ -122,9 +122,9 @@ class Window:
         self._win.Sync()
 
     def free(self) -> None:
-        """Give the memory back, unless the program still has an array in it on some rank. Collective over the node.
+        """Free the memory, unless the program still has an array in it on some rank. Collective over the node.
 
-        An array over unmapped memory would kill the process that looks at it: such a window stays until the process
+        An array over unmapped memory would kill the process that reads it, so such a window stays until the process
         ends.
         """
         parts = [weakref.ref(part) for part in self.parts]
@@ -144,10 +144,10 @@ class Window:
 
 
 class Mapping:
-    """Memory of the ranks of a node that is no window: a file in memory, without a name as soon as all have mapped it.
+    """Memory that the ranks of a node share without a window: a file in memory, unlinked when all ranks have mapped it.
 
-    The communication thread makes it beside whatever the program's thread makes or frees: of MPI's windows only one
-    can be made at a time. `parts` has one array of bytes, the memory of all ranks, which are zeros at first.
+    The communication thread uses it, because the program's thread may be making or freeing a window, and only one
+    thread can do so at a time. `parts` has one array of bytes, the memory of all ranks, zero at first.
     """
 
     def __init__(self, memory: mmap.mmap) -> None:
@@ -156,12 +156,12 @@ class Mapping:
         fastpath.prepare_end(MPI._handleof(MPI.COMM_SELF))
 
     def free(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self.parts = []
 
     @classmethod
     def make(cls, comm: MPI.Intracomm, nbytes: list[int]) -> Mapping | None:
-        """Return memory of so many bytes of each rank; None, on all ranks, if one can't have it. Collective."""
+        """Return memory with `nbytes[r]` bytes for each rank r; None, on all ranks, if one can't map it. Collective."""
         memory, is_first = None, comm.rank == 0
         name = comm.bcast(os.path.join(SHM_DIRECTORY, f"hpccomm-thread-{os.urandom(NAME_BYTES).hex()}"))
         if is_first and has_room_to_spare(sum(nbytes)):
@@ -170,7 +170,7 @@ class Mapping:
             if on_all(comm, not is_first or memory is not None) and not is_first:
                 memory = _mapped(name, 0, nbytes, comm.rank)  # on another node there is no such file
             has_all = on_all(comm, memory is not None)
-        finally:  # also where a rank has died
+        finally:  # also if a rank has died
             if is_first:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(name)
@@ -178,7 +178,7 @@ class Mapping:
 
 
 def _mapped(name: str, how: int, nbytes: list[int], rank: int) -> mmap.mmap | None:
-    """Return the memory of a file, in which this rank's part has its pages; None where that is not possible."""
+    """Map a file, with pages allocated for this rank's part; return None if that is not possible."""
     try:
         file = os.open(name, os.O_RDWR | os.O_CLOEXEC | how, 0o600)
     except OSError:
@@ -186,7 +186,7 @@ def _mapped(name: str, how: int, nbytes: list[int], rank: int) -> mmap.mmap | No
     try:
         if how:
             os.truncate(file, sum(nbytes))
-        os.posix_fallocate(file, sum(nbytes[:rank]), nbytes[rank])  # otherwise a store could end the process: SIGBUS
+        os.posix_fallocate(file, sum(nbytes[:rank]), nbytes[rank])  # otherwise a store could raise SIGBUS
         return mmap.mmap(file, sum(nbytes))
     except OSError:
         return None
@@ -202,7 +202,7 @@ def _allocated(nbytes: int, info: MPI.Info, comm: MPI.Intracomm) -> MPI.Win:
 
 
 def _free_in_place(window: MPI.Win) -> None:
-    """Free a window; let another stand in its place while there are windows behind it."""
+    """Free a window; fill its place in the table while there are windows behind it."""
     place = _table.index(window)
     window.Free()
     _table[place] = MPI.Win.Allocate_shared(1, comm=MPI.COMM_SELF)
@@ -213,7 +213,7 @@ def _free_in_place(window: MPI.Win) -> None:
 
 
 def place_of(array: Any) -> Place | None:
-    """Return where a part of this rank's node-shared arrays lies, for other ranks; None for other memory."""
+    """Return the place of a part of this rank's node-shared arrays, for other ranks; None for other memory."""
     start, end = extent(array, address_of(array))
     for name, window in _named.items():
         rank = window.rank
@@ -223,12 +223,12 @@ def place_of(array: Any) -> Place | None:
 
 
 def names() -> frozenset[bytes]:
-    """Return the windows that this process sees."""
+    """Return the names of the windows that this process has mapped."""
     return frozenset(name for name, window in _named.items() if window.parts)
 
 
 def mapped(place: Place) -> int:
-    """Return the address at which this process sees a place in one of them."""
+    """Return the address in this process of a place in a node-shared array."""
     name, rank, offset = place
     return address_of(_named[name].parts[rank]) + offset
 
@@ -236,9 +236,9 @@ def mapped(place: Place) -> int:
 class SharedArrays:
     """The node-shared arrays of one group: makes them, finds them, and runs collectives on them.
 
-    A collective returns False, on every rank, where MPI has to do it. The ranks agree on that: each writes a note of
-    its call, all meet in a barrier, and all read the same notes. (Not while `windows` is empty: it is so on all ranks
-    or on none, because `empty_shared` is collective.)
+    A collective returns False, on every rank, if MPI has to do it. The ranks agree on that: each writes a note of its
+    call, all meet in a barrier, and all read the same notes. (They skip this while `windows` is empty. It is empty on
+    all ranks or on none, because `empty_shared` is collective.)
     """
 
     def __init__(self, comm: MPI.Intracomm, tuning: Tuning, windows: dict[int, Window]) -> None:
@@ -247,7 +247,7 @@ class SharedArrays:
         self._node: Any = None
         self._notebook: Any = None
         self._made: list[Window] = []
-        self.windows = windows  # by the id of this rank's part, which they keep alive
+        self.windows = windows  # by the id of this rank's part, which each window keeps alive
 
     # -- arrays ----------------------------------------------------------------------------------
 
@@ -269,16 +269,16 @@ class SharedArrays:
 
     def _open(self) -> None:
         """Make the memory for the notes of this node's ranks."""
-        self._node_ranks = self._node.allgather(self._comm.rank)  # the group ranks on this node
+        self._node_ranks = self._node.allgather(self._comm.rank)  # group ranks on this node
         self._is_on_one_node = 1 < self._comm.size == self._node.size
-        # two notes for each rank, in turn: a fast rank may write the next while a slow one still reads the last
+        # two notes for each rank, used in turn: a fast rank may write the next while a slow one still reads the last
         self._notebook = Window(self._node, 2 * NOTE.size)
         books = [part.data for part in self._notebook.parts]
         self._notes = [[book[start : start + NOTE.size] for book in books] for start in (0, NOTE.size)]
         self._turn = 0
 
     def _agree(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> tuple[tuple[int, ...], ...]:
-        """Return the shapes on this node; raise on every rank if dtypes differ, or a node has not so much memory."""
+        """Return the shapes on this node; raise on every rank if dtypes differ or a node lacks memory."""
         shapes, sizes = zip(*self._node.allgather((shape, nbytes)))
         needed = sum(sizes)
         refusal = why_no_room(needed) if self._node.size > 1 else ""
@@ -301,7 +301,7 @@ class SharedArrays:
         self._window_of("fence", array).fence()
 
     def peer_view(self, array: Any, group_rank: int) -> Any:
-        """Return another rank's array in the place of `array`."""
+        """Return the view of another rank's array that corresponds to `array`."""
         window = self._window_of("peer_view", array)
         if group_rank not in self._node_ranks:
             raise ValueError(
@@ -340,16 +340,16 @@ class SharedArrays:
         return window
 
     def _offset(self, window: Window, array: Any) -> int:
-        """Return the distance in bytes from the start of this rank's part of the window to the start of `array`."""
+        """Return the offset in bytes of `array` in this rank's part of the window."""
         return address_of(array) - window.address
 
     # -- collectives -----------------------------------------------------------------------------
 
     def reduces(self, name: str, array: Any, op: ReduceOp, root: int = 0, output: Any = None) -> bool:
-        """Do an all_reduce, a reduce or a reduce_scatter_single, unless MPI has to."""
+        """Do an all_reduce, a reduce or a reduce_scatter_single; return False if MPI has to."""
         if not self._takes(array, op) or (op.factor is not None and name != "all_reduce"):
             return False
-        # others read `array` while `output` is written
+        # other ranks read `array` while `output` is written
         is_usable = output is None or (is_plain(output) and not np.may_share_memory(array, output))
         met = self._meet(name, op.name, root, array, array if is_usable else None)
         if met is None:
@@ -365,7 +365,7 @@ class SharedArrays:
         step = self._tuning.shared_chunk_bytes // dtype.itemsize
         wide = accumulation_dtype(dtype)
         scratch = np.empty(step, wide) if wide is not dtype or name == "reduce" else None
-        with np.errstate(all="ignore"):  # as MPI, which does not warn of overflow
+        with np.errstate(all="ignore"):  # no warnings of overflow, as in MPI
             if op.factor is not None:  # each rank has its own factor
                 multiplied(array, op, array)
                 window.fence()
@@ -379,16 +379,16 @@ class SharedArrays:
         return True
 
     def _takes(self, array: Any, op: ReduceOp) -> bool:
-        """Return whether a reduction may be done here: the same answer on all ranks."""
+        """Return whether a reduction may be done here; the answer is the same on all ranks."""
         if array.nbytes < self._tuning.shared_bytes or not self._is_on_one_node or op.mpi_op is not None:
             return False
         return array.dtype in ARITHMETIC or (accumulation_dtype(array.dtype) is not array.dtype and op.factor is None)
 
     def _meet(self, call: str, op: str, root: int, array: Any, usable: Any) -> tuple[Window, list[Any]] | None:
-        """Wait for all ranks; return the window, whose fence is due afterwards, and every rank's `array`, flat.
+        """Wait for all ranks; return the window, which the caller must fence afterwards, and every rank's flat `array`.
 
         Return None if MPI has to do it: on some rank `usable` is None, in ordinary memory, or has gaps. Raise on every
-        rank if they have not made the same call.
+        rank if their calls differ.
         """
         window = self.windows.get(id(usable.base)) if usable is not None and is_plain(usable) else None
         number, offset = -1, 0
@@ -415,9 +415,9 @@ class SharedArrays:
 
 
 def on_all(comm: MPI.Intracomm, mine: bool) -> bool:
-    """Return whether `mine` is true on all ranks, when all have asked.
+    """Return whether `mine` is true on all ranks; collective.
 
-    Not by `comm.allreduce`, whose first call duplicates `comm` while it keeps Python's other threads waiting.
+    `comm.allreduce` can't be used: its first call duplicates `comm` while it blocks Python's other threads.
     """
     answer = np.array(mine, np.intc)
     comm.Allreduce(MPI.IN_PLACE, answer, MPI.MIN)
@@ -425,10 +425,10 @@ def on_all(comm: MPI.Intracomm, mine: bool) -> bool:
 
 
 def in_one_thread(comm: MPI.Intracomm, make: Callable[[], T]) -> T:
-    """Return what a collective call of `comm` returns, made while no other thread of any of its ranks is in here.
+    """Return the result of `make`, a collective call on `comm`, made while no rank has another thread in here.
 
-    A rank that waited for its lock, or with it, could keep another rank's thread waiting: so all come first, then all
-    try, and try again if one can't.
+    A rank that waited for the lock, or while holding it, could block another rank's thread. So all ranks first meet,
+    then all try to take the lock, and all try again if one can't.
     """
     on_all(comm, True)
     while True:
@@ -443,12 +443,12 @@ def in_one_thread(comm: MPI.Intracomm, make: Callable[[], T]) -> T:
 
 
 def kind(dtype: np.dtype[Any]) -> int:
-    """Return a number for a dtype; long and long long have the same, where both have 8 bytes."""
+    """Return a number for a dtype: the same for long and long long if both have 8 bytes."""
     return ord(dtype.kind) << 8 | dtype.itemsize
 
 
 def mismatch(comm: MPI.Intracomm, call: str) -> ValueError:
-    """Return the error of ranks that do not make the same `call`: "name arguments"; every rank of `comm` asks."""
+    """Return the error of ranks whose `call`, "name arguments", is not the same; collective over `comm`."""
     calls = comm.allgather(call)
     rank = next(rank for rank, other in enumerate(calls) if other != call)
     return ValueError(
@@ -484,10 +484,10 @@ def _reduced(chunks: list[Any], op: ReduceOp, into: Any) -> Any:
 
 
 def why_no_room(nbytes: int) -> str:
-    """Return the reason against windows of `nbytes`, of all ranks of the node together, and what helps; or "".
+    """Return the reason against windows of `nbytes`, of all ranks of the node together, and the remedy; or "".
 
-    It is asked beforehand: Open MPI tells only the rank that can't make the file, and the others wait for ever; and the
-    first store beyond what is free would end the process with SIGBUS.
+    It is checked beforehand: Open MPI raises only on the rank that can't make the file, and the others wait forever;
+    and the first store beyond the free memory would end the process with SIGBUS.
     """
     if Window.alive >= MOST_WINDOWS:
         return f"where this process has {Window.alive} windows already; destroy groups, or free what *_init has made"
@@ -503,7 +503,7 @@ def why_no_room(nbytes: int) -> str:
             mmap.mmap(file, max(nbytes, PAGE_BYTES)).close()
         finally:
             os.close(file)
-    except OSError as error:  # a limit of the process, a quota, a mount that may not be written to
+    except OSError as error:  # a limit of the process, a quota, a read-only mount
         return f"where this process can't have them ({error.strerror}); {ENLARGE}"
     return ""
 
@@ -514,7 +514,7 @@ def split_by_node(comm: MPI.Intracomm) -> Any:
 
 
 def is_on_one_node(comm: MPI.Intracomm) -> bool:
-    """Return whether all ranks of `comm` share memory; collective. Where MPI fails, the ranks may differ."""
+    """Return whether all ranks of `comm` share memory; collective. If MPI fails, the ranks' answers may differ."""
     try:
         node = split_by_node(comm)
     except MPI.Exception:  # MPICH has no context id left
@@ -525,7 +525,7 @@ def is_on_one_node(comm: MPI.Intracomm) -> bool:
 
 
 def has_room_to_spare(nbytes: int) -> bool:
-    """Return whether there is memory for a window that only makes operations faster: others need some, too."""
+    """Return whether there is memory for a window that only makes operations faster, and as much left for others."""
     free = free_bytes()
     return (free is None or 2 * nbytes <= free) and not why_no_room(nbytes)
 

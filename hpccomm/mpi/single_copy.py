@@ -1,10 +1,10 @@
-"""all_reduce of large arrays in ordinary memory, within a node, by copies straight from one process to another.
+"""all_reduce of large arrays in ordinary memory, within a node, by copies directly between processes.
 
-MPI carries data between two processes in two copies: into memory that both see, and out again. Linux's system calls
+MPI moves data between two processes in two copies: into shared memory, and out again. Linux's system calls
 process_vm_readv and process_vm_writev need only one. The algorithm is that of ``shared_memory.py``: each rank reduces
 its share of all arrays.
 
-The kernel may refuse: in a container, or where no process may look into another one (ptrace_scope). The ranks find that
+The kernel may refuse: in a container, or if no process may access another's memory (ptrace_scope). The ranks find that
 out together, once, and then leave all of it to MPI.
 """
 
@@ -25,17 +25,17 @@ from ..errors import DistBackendError, on_rank
 from ..process.tuning import Tuning
 from .shared_memory import OPS, kind, mismatch, on_all, parts, share
 
-CHUNK_BYTES = 256 << 10  # three chunks stay in the cache of a core; with less, the system calls begin to show
+CHUNK_BYTES = 256 << 10  # three chunks stay in a core's cache; with smaller ones the system calls cost too much
 TOKEN_BYTES = 16
 
 
 class SingleCopy:
-    """The large all_reduces of one group, if all its ranks are on one node, and the kernel lets them."""
+    """The large all_reduces of one group, if all its ranks are on one node and the kernel permits it."""
 
     def __init__(self, comm: MPI.Intracomm, tuning: Tuning) -> None:
         self._comm = comm
         self._rank, self._ranks = comm.Get_rank(), comm.Get_size()
-        # up to segment_bytes the fast path may have gone to MPI on another rank
+        # up to segment_bytes another rank's fast path may call MPI
         self._smallest = max(tuning.single_copy_bytes, tuning.segment_bytes + 1)
         self._is_allowed: bool | None = None  # not known before the first large array
 
@@ -52,10 +52,10 @@ class SingleCopy:
             return False
         refusal: OSError | None = None
         try:
-            with np.errstate(all="ignore"):  # as MPI, which does not warn of overflow
+            with np.errstate(all="ignore"):  # no warnings of overflow, as in MPI
                 self._reduce_share(array.reshape(-1).view(np.ndarray), addresses, UFUNCS[op.name])
         except OSError as error:
-            refusal = error  # the others are waiting
+            refusal = error  # raised later: the other ranks are waiting
         if not on_all(self._comm, refusal is None):  # this also waits for all ranks
             raise DistBackendError(
                 f"all_reduce: copying between the memories of the ranks failed ({refusal or 'on another rank'}), and "
@@ -82,20 +82,20 @@ class SingleCopy:
                 else:
                     chunk = other[: own.size]
                     self._read(pid, other_address, address + offset, nbytes)
-                # into this rank's own array, once that has been added
+                # into this rank's own array as soon as its values have been added
                 total = ufunc(total, chunk, out=own if rank >= me else total) if rank else chunk
             for rank, pid, address in places:
                 if rank != me:
                     self._write(pid, addresses[me] + offset, address + offset, nbytes)
 
     def _meet(self, array: Any, op: ReduceOp) -> list[int]:
-        """Wait for all ranks, and return the addresses of their arrays; 0 for one that the kernel can't reach.
+        """Wait for all ranks, and return the addresses of their arrays; 0 for an array that the kernel can't access.
 
-        Raise on every rank if they have not made the same call.
+        Raise on every rank if their calls differ.
         """
         address = address_of(array)
-        # Some memory is out of the kernel's reach for all processes, this one too: what a device's driver has made, for
-        # example. So each rank tries its own array: it reads both ends, and writes them back.
+        # The kernel can't access some memory, such as a device driver's, for any process, not even this one. So each
+        # rank tries its own array: it reads both ends, and writes them back.
         ends = address, address + array.nbytes - 1
         if not all(self._system_calls.reach(os.getpid(), end, 1) for end in ends):
             address = 0
@@ -107,7 +107,7 @@ class SingleCopy:
         return addresses
 
     def _open(self) -> None:
-        """Find out whether every rank can read and write the memory of all others."""
+        """Find out whether every rank can read and write every other rank's memory."""
         self._pids = processes_of(self._comm)
         self._is_allowed = bool(self._pids)
         self._system_calls = SystemCalls()
@@ -116,13 +116,13 @@ class SingleCopy:
 
 
 class SystemCalls:
-    """Both system calls."""
+    """The two system calls."""
 
     def __init__(self) -> None:
         self.read, self.write = Transfer("process_vm_readv"), Transfer("process_vm_writev")
 
     def reach(self, pid: int, address: int, nbytes: int, expected: bytes | None = None) -> bool:
-        """Read a process's memory and write it back; return whether that went well, and had the `expected` bytes."""
+        """Read a process's memory and write it back; return whether that succeeded and read the `expected` bytes."""
         found = np.empty(nbytes, np.uint8)
         try:
             self.read(pid, address_of(found), address, nbytes)
@@ -143,9 +143,9 @@ class SystemCalls:
 
 
 def processes_of(comm: MPI.Intracomm) -> list[int]:
-    """Return the processes of the ranks, if each can read and write the memory of all others; otherwise []."""
+    """Return the ranks' process ids, if each rank can read and write every other rank's memory; otherwise []."""
     calls = SystemCalls()
-    # the pid of one container may be another process in the next: hence the token
+    # in another container the same pid may be another process, hence the token
     token = np.frombuffer(bytearray(os.urandom(TOKEN_BYTES)), np.uint8)
     mine = MPI.Get_processor_name(), os.getpid(), address_of(token), token.tobytes()
     all_ranks = comm.allgather(mine)
@@ -163,9 +163,9 @@ class Vector(ctypes.Structure):
 
 
 class Transfer:
-    """One of the two system calls, by name: copies between an address here and one in another process.
+    """One of the two system calls, by name: it copies between an address here and one in another process.
 
-    Its arguments are made once, which halves the time of a call, to 2 us.
+    Its arguments are made once, which halves the time of a call to 2 us.
     """
 
     def __init__(self, name: str) -> None:
@@ -175,7 +175,7 @@ class Transfer:
         self._call = system_call(name)
 
     def __call__(self, pid: int, mine: int, theirs: int, nbytes: int) -> None:
-        """Copy `nbytes`; OSError if the kernel does not."""
+        """Copy `nbytes`; raise OSError if the kernel refuses."""
         here, there = self._here, self._there
         while nbytes:
             here.address, there.address = mine, theirs
@@ -188,7 +188,7 @@ class Transfer:
 
 
 def system_call(name: str) -> Any:
-    """Return the C library's function `name`; where there is none, one that fails."""
+    """Return the C library's function `name`; if it has none, a function that fails."""
     try:
         # PyDLL keeps the GIL: a chunk takes less than 0.1 ms, and getting the GIL back may take 5.
         call = getattr(ctypes.PyDLL(None, use_errno=True), name)

@@ -1,13 +1,13 @@
-"""A sparse exchange: messages between ranks of which the receivers know nothing before they come.
+"""Sparse exchanges: the receivers of messages do not know of them before they arrive.
 
-Blocking ones of a node are done in its memory before this file is asked (`node_all_to_all_sparse` of the compiled
-fast path). To each receiver goes one message that says what the arrays are, with small ones themselves, and one for
-each larger array. How a rank knows which messages to expect depends on the number of ranks:
+Blocking exchanges within a node use its memory instead (`node_all_to_all_sparse` of the compiled fast path). Each
+receiver gets one message that describes the arrays and includes small ones, and one message for each larger array. The
+number of ranks decides how a rank knows which messages to expect:
 
-* few: each sends each other a block of a few bytes, which has the message where it is short, and its length
-  otherwise; that takes the longer the more there are (`CountedExchange`);
-* many: nobody is told. Every rank takes what comes, until all ranks know that what they have sent has been taken
-  (`ConsensusExchange`).
+* few: each rank sends every rank a block of a few bytes, with the message if it is short, otherwise with its length;
+  the time grows with the number of ranks (`CountedExchange`);
+* many: no rank announces its messages. Every rank takes incoming messages until all ranks know that all their messages
+  have been taken (`ConsensusExchange`).
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from .datatypes import as_bytes, message
 from .layout import send_buffer
 from .works import MPIWork
 
-SMALL = 4 << 10  # bytes of all arrays for one rank: up to there they travel with what they are
+SMALL = 4 << 10  # bytes of all arrays for one rank, up to which the message includes them
 FEW = 64  # ranks
 BLOCKS = 8 << 10  # bytes of the blocks that one rank sends to all others
 NOTHING = [bytearray(), 0, MPI.BYTE]
-LENGTH = np.dtype(np.int64)  # with which each block begins
+LENGTH = np.dtype(np.int64)  # each block begins with one
 
 
 def tags_of(turn: int) -> range:
-    """Return the three tags of an exchange, by its number among those of its group."""
+    """Return the three tags of an exchange, by its number in its group."""
     first = SPARSE + 3 * (turn % SPARSE_TURNS)
     return range(first, first + 3)
 
 
 def half_a_cycle_before(turn: int) -> int:
-    """Return the exchange that a rank has to have done when it begins another one.
+    """Return the exchange that a rank must have completed before it begins exchange `turn`.
 
-    So every rank has begun that one, and has done the one before it that had the tags of the new one.
+    Then every rank has begun that exchange, and so has completed the previous one with the tags of `turn`.
     """
     return turn - SPARSE_TURNS // 2
 
@@ -53,15 +53,15 @@ def half_a_cycle_before(turn: int) -> int:
 class SparseExchange(Work):
     """One exchange.
 
-    `arrays` has for each receiver a tuple of arrays, or a list of one. `received` is filled likewise, a list of one
-    with the array itself; its keys are the senders' `names`.
+    `arrays` has for each receiver a tuple of arrays, or a list of one. `received` gets a tuple from each sender, or the
+    array itself instead of a list of one; its keys are the senders' `names`.
 
-    The handler of a signal may raise after any call, and what was interrupted is done again. So a receive is begun and
-    noted by one step in C: one that is begun twice would wait for ever.
+    A signal handler may raise after any call, and the interrupted step is repeated. So one step in C begins and notes a
+    receive: a receive begun twice would wait forever.
     """
 
     translate_error = MPIWork.translate_error
-    # what is large is received when its size has been seen
+    # large arrays are received after their sizes have been seen
     progress = Progress(needs_polling=MPI.Query_thread() == MPI.THREAD_MULTIPLE)
 
     def __init__(
@@ -76,11 +76,11 @@ class SparseExchange(Work):
         self._comm = comm
         self._head, self._data, self._barrier = tags_of(turn)
         self._coming: dict[int, tuple[MPI.Request, bytearray]] = {}  # by sender: messages of known lengths
-        self._came: dict[int, Any] = {}  # the arrays of those that have been taken
+        self._came: dict[int, Any] = {}  # by sender: the arrays of messages that have been taken
         self._received, self._names = received, names
         self._requests: list[MPI.Request] = []
         self._heads: dict[int, bytes] = {}
-        self._sent: list[Any] = []  # alive until it has gone
+        self._sent: list[Any] = []  # keeps arrays until they are sent
         for rank, each in arrays.items():
             sent = list(map(send_buffer, each))
             self._heads[rank], is_whole = _head_of(sent, type(each) is list)
@@ -89,20 +89,20 @@ class SparseExchange(Work):
                 self._requests += [comm.Isend(message(array), rank, self._data) for array in sent if array.nbytes]
 
     def _expect(self, source: int, length: int) -> None:
-        """Receive the message that says what arrays another rank sends."""
+        """Begin to receive the message that describes another rank's arrays."""
         head = bytearray(length)
         requests = map(self._comm.Irecv, [[head, MPI.BYTE]], [source], [self._head])
         self._coming.update(zip([source], zip(requests, [head])))
 
     def _take_heads(self) -> bool:
-        """Take the messages that have come; return whether none is missing of those that are expected."""
+        """Take the messages that have come; return whether all expected ones have been taken."""
         for source, (request, head) in self._coming.items():
             if source not in self._came and request.Test():
                 self._take(source, head)
         return self._coming.keys() <= self._came.keys()
 
     def _take(self, source: int, head: bytearray | memoryview) -> None:
-        """Make the arrays of a message, and receive those that have not come with it."""
+        """Make the arrays of a message, and begin to receive those that it does not include."""
         kinds, is_whole, is_single = pickle.loads(head)
         arrays = [np.empty(shape, _dtype_of(dtype)) for shape, dtype in kinds]
         if is_whole:
@@ -121,10 +121,10 @@ class SparseExchange(Work):
 
 
 class CountedExchange(SparseExchange):
-    """A block for every rank first, then the messages that were too long for it.
+    """A block for every rank first, then the messages that do not fit into it.
 
-    What is large needs the receiver to look at this exchange. Between start and wait the progress thread does, so ranks
-    may wait for several in different orders, and for other operations in between.
+    Large arrays need the receiver to poll this exchange. Between start and wait the progress thread does, so ranks may
+    wait for several exchanges in different orders, and for other operations in between.
     """
 
     def __init__(self, comm: MPI.Intracomm, async_op: bool, *arguments: Any) -> None:
@@ -134,7 +134,7 @@ class CountedExchange(SparseExchange):
         sent, self._blocks = bytearray(self._block * size), bytearray(self._block * size)
         self._fill(sent)
         self._counting: list[MPI.Request] = []
-        if async_op:  # by messages, for MPI_Ialltoall of MPICH 5.0.2 has been seen not to end, on one rank
+        if async_op:  # by messages: MPICH 5.0.2's MPI_Ialltoall sometimes never completed on one rank
             for rank in range(size):
                 part = slice(rank * self._block, (rank + 1) * self._block)
                 self._counting.append(comm.Irecv([memoryview(self._blocks)[part], MPI.BYTE], rank, self._head))
@@ -150,14 +150,14 @@ class CountedExchange(SparseExchange):
         return length <= self._block - LENGTH.itemsize
 
     def _fill(self, blocks: bytearray) -> None:
-        """Write the length of each message, and the message where it is short."""
+        """Write the length of each message, and the message itself if it is short."""
         for rank, head in self._heads.items():
             start = rank * self._block
             text = len(head).to_bytes(LENGTH.itemsize, sys.byteorder) + head * self._is_short(len(head))
             blocks[start : start + len(text)] = text
 
     def _count(self) -> None:
-        """Take the short messages, and receive the others, whose lengths are known now."""
+        """Take the short messages, and begin to receive the others, whose lengths are known now."""
         lengths = np.frombuffer(self._blocks, LENGTH)[:: self._block // LENGTH.itemsize]
         for source, length in enumerate(lengths.tolist()):
             if not self._is_short(length):
@@ -169,7 +169,7 @@ class CountedExchange(SparseExchange):
         self._counting = []
 
     def poll(self) -> bool:
-        """Take what has come; return whether all that is sent and received is done."""
+        """Take the messages that have come; return whether all sends and receives are complete."""
         if self._counting:
             if not MPI.Request.Testall(self._counting):
                 return False
@@ -180,7 +180,7 @@ class CountedExchange(SparseExchange):
         return True
 
     def block(self) -> None:
-        """Wait for what comes, and until what is sent has gone."""
+        """Wait for all sends and receives."""
         if self._counting:
             MPI.Request.Waitall(self._counting)
             self._count()
@@ -196,15 +196,15 @@ class ConsensusExchange(SparseExchange):
     ::
 
         begin    a synchronous send to each receiver; then larger arrays
-        then     take what comes; when all synchronous sends are done, enter a barrier that does not block
+        then     take incoming messages; when all synchronous sends are done, enter a non-blocking barrier
         end      when the barrier is done: nothing more can come
 
-    The barrier is made of messages, since MPI_Ibarrier would have to be called in the same order on all ranks as other
-    collectives. Several exchanges may be in flight, for which ranks may wait in different orders: so each looks after
-    those before it, and one thread at a time does.
+    The barrier is made of messages, because all ranks would have to call MPI_Ibarrier in the same order as other
+    collectives. Several exchanges may be in flight, and ranks may wait for them in different orders. So each exchange
+    also advances those before it, in one thread at a time.
     """
 
-    _looks = False  # whether a thread does
+    _looks = False  # whether a thread advances exchanges
 
     def __init__(self, comm: MPI.Intracomm, unfinished: deque[ConsensusExchange], *arguments: Any) -> None:
         super().__init__(comm, *arguments)
@@ -213,10 +213,10 @@ class ConsensusExchange(SparseExchange):
         self._fault: Exception | None = None
         self._taken = [comm.Issend([head, MPI.BYTE], rank, self._head) for rank, head in self._heads.items()]
         self._rounds: list[MPI.Request] = []  # of the barrier, whose algorithm is dissemination
-        unfinished.append(self)  # from here on a thread that waits for a later one looks after it
+        unfinished.append(self)  # from here on a thread that waits for a later exchange advances it
 
     def poll(self) -> bool:
-        """Take what has come, also of the exchanges before this one; return whether all ranks have done so."""
+        """Advance this exchange and those before it; return whether it is complete on all ranks."""
         mine = False
         try:
             with STATE_LOCK:
@@ -235,7 +235,7 @@ class ConsensusExchange(SparseExchange):
         return self._is_done
 
     def advance(self) -> None:
-        """Go on as far as is possible now. An error waits for this exchange's own `poll`."""
+        """Advance as far as possible now. An error is kept for this exchange's own `poll`."""
         try:
             if not self._go_on():
                 return
@@ -248,9 +248,9 @@ class ConsensusExchange(SparseExchange):
         self._unfinished.remove(self)
 
     def _go_on(self) -> bool:
-        """Take what has come; return whether all has, on all ranks."""
+        """Take the messages that have come; return whether all have been taken, on all ranks."""
         status = MPI.Status()
-        while self._comm.Iprobe(MPI.ANY_SOURCE, self._head, status):  # and no other thread receives it
+        while self._comm.Iprobe(MPI.ANY_SOURCE, self._head, status):  # no other thread receives it
             self._expect(status.Get_source(), status.Get_count(MPI.BYTE))
         return (
             self._take_heads()
@@ -260,7 +260,7 @@ class ConsensusExchange(SparseExchange):
         )
 
     def _have_met(self) -> bool:
-        """Go on in the barrier; return whether all ranks have entered it."""
+        """Advance the barrier; return whether all ranks have entered it."""
         comm = self._comm
         while not self._rounds or self._rounds[-1].Test():
             distance = 1 << len(self._rounds)
@@ -274,14 +274,14 @@ class ConsensusExchange(SparseExchange):
 
 
 def _head_of(sent: Sequence[Any], is_single: bool) -> tuple[bytes, bool]:
-    """Return the message that says what arrays are, and whether it has their values, too."""
+    """Return the message that describes arrays, and whether it includes their values."""
     kinds = [(array.shape, _pickled(array.dtype)) for array in sent]
     is_whole = sum(array.nbytes for array in sent) <= SMALL
     head = pickle.dumps((kinds, is_whole, is_single), pickle.HIGHEST_PROTOCOL)
     return b"".join([head, *(as_bytes(array) for array in sent)]) if is_whole else head, is_whole
 
 
-# dtypes are pickled by Python code, in 2 us
+# Python code pickles dtypes, in 2 us
 @lru_cache(maxsize=64)
 def _pickled(dtype: Any) -> bytes:
     return pickle.dumps(dtype, pickle.HIGHEST_PROTOCOL)
