@@ -1,4 +1,4 @@
-"""Works around MPI requests."""
+"""Works of MPI requests."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .layout import Finish
 class MPIWork(Work):
     """An operation of one MPI request.
 
-    `alive` are the arrays whose memory MPI works on: mpi4py 4.1 keeps them for some requests and not for others
-    (reductions, Iscatterv on the root ...).
+    `alive` are the arrays that MPI accesses: mpi4py 4.1 keeps them for some requests but not for others (reductions,
+    Iscatterv on the root ...).
     """
 
     progress = Progress(can_be_left=True)
 
     def __init__(self, request: MPI.Request, finish: Finish, alive: Any) -> None:
-        self._finish = finish  # not by super(): there is one of these for every message
+        self._finish = finish  # without super(), which is slow: every message has a Work
         self._request = request
         self.alive = alive
 
@@ -32,14 +32,14 @@ class MPIWork(Work):
         return self._request.Test()
 
     def block(self) -> None:
-        """Wait for the request; other threads run meanwhile."""
+        """Wait for the request, while other threads run."""
         self._request.Wait()
 
     def translate_error(self, error: Exception) -> Exception:
-        """Return the error that the program should see for one of MPI."""
+        """Return the error that the program should see for an error of MPI."""
         translated = as_backend_error(self.op_type, error, self.group.comm if self.group else None)
         if isinstance(translated, RankFailedError):
-            failures.unsafe_buffers.append(self.alive)  # a message of a survivor may still be on its way to it
+            failures.unsafe_buffers.append(self.alive)  # a survivor's message may still arrive in it
         return translated
 
 
@@ -54,19 +54,19 @@ class MPIWorks(MPIWork):
 
     def poll(self) -> bool:
         """Return whether every request is complete; this also lets MPI make progress."""
-        if not any(self._requests):  # this was interrupted after they were done
+        if not any(self._requests):  # interrupted after the requests were complete
             return True
         self._statuses = [MPI.Status() for _ in self._requests]
         return MPI.Request.Testall(self._requests, self._statuses)
 
     def block(self) -> None:
-        """Wait for every request; other threads run meanwhile."""
+        """Wait for every request, while other threads run."""
         if any(self._requests):
             self._statuses = [MPI.Status() for _ in self._requests]
             MPI.Request.Waitall(self._requests, self._statuses)
 
     def translate_error(self, error: Exception) -> Exception:
-        """As MPIWork; the error is that of one of the requests."""
+        """Translate like MPIWork; the error is that of one of the requests."""
         if isinstance(error, MPI.Exception) and error.Get_error_class() == MPI.ERR_IN_STATUS:
             codes = [status.Get_error() for status in self._statuses]
             error = MPI.Exception(next(code for code in codes if code not in (MPI.SUCCESS, MPI.ERR_PENDING)))
@@ -74,7 +74,7 @@ class MPIWorks(MPIWork):
 
 
 class ReceiveWork(MPIWork):
-    """A receive, which knows the sender, notices messages that are too short, and can be taken back."""
+    """A receive: it knows the sender, detects messages that are too short, and can be cancelled."""
 
     def __init__(self, request: MPI.Request, nbytes: int, finish: Finish, alive: Any) -> None:
         self._finish = finish
@@ -83,8 +83,8 @@ class ReceiveWork(MPIWork):
         self._nbytes = nbytes
 
     def poll(self) -> bool:
-        """As MPIWork; check the message."""
-        if self._request:  # it is null where this was interrupted after the message had come
+        """Poll like MPIWork, and check the message."""
+        if self._request:  # null if this was interrupted after the message had come
             self._message = MPI.Status()
             if not self._request.Test(self._message):
                 return False
@@ -92,34 +92,34 @@ class ReceiveWork(MPIWork):
         return True
 
     def block(self) -> None:
-        """As MPIWork; then look at the message."""
+        """Wait like MPIWork, and check the message."""
         if self._request:
             self._message = MPI.Status()
             self._request.Wait(self._message)
         self.source = check_length("", self._message, self._nbytes)
 
     def cancel(self) -> None:
-        """Take the receive back (MPI_Cancel); if it is matched already, it completes."""
+        """Cancel the receive (MPI_Cancel); if it is matched already, it completes."""
         self._request.Cancel()
         self._request.Wait()
 
 
 class ExchangeWork(MPIWorks):
-    """Receives, and then sends, at once. It notices messages that are too short; `sizes`: of those to receive."""
+    """Receives, then sends, in flight together. It detects messages that are too short; `sizes`: bytes to receive."""
 
     def __init__(self, requests: list[Any], sizes: list[int], finish: Finish, *alive: Any) -> None:
         super().__init__(requests, finish, alive)
         self._sizes = sizes
 
     def poll(self) -> bool:
-        """As MPIWorks; then look at the messages."""
+        """Poll like MPIWorks, and check the messages."""
         is_done = super().poll()
         if is_done:
             self._check()
         return is_done
 
     def block(self) -> None:
-        """As MPIWorks; then look at the messages."""
+        """Wait like MPIWorks, and check the messages."""
         super().block()
         self._check()
 
@@ -129,14 +129,14 @@ class ExchangeWork(MPIWorks):
 
 
 class SendReceiveWork(ExchangeWork):
-    """A receive and a send. It can't be taken back: MPI-4.1 has deprecated the cancelling of sends."""
+    """A receive and a send. It can't be cancelled: MPI-4.1 has deprecated the cancelling of sends."""
 
     def _check(self) -> None:
         self.source = check_length("", self._statuses[0], self._sizes[0])
 
 
 def done(request: MPI.Request | None, finish: Finish, *alive: Any) -> Work | None:
-    """Return a Work for the request that a call of MPI returned; after a blocking call, finish and return None."""
+    """Return a Work for the request that an MPI call returned; after a blocking call, finish and return None."""
     if request is not None:
         return MPIWork(request, repeatable(finish), alive)
     if finish is not None:
@@ -145,7 +145,7 @@ def done(request: MPI.Request | None, finish: Finish, *alive: Any) -> Work | Non
 
 
 def all_done(requests: Sequence[MPI.Request | None], finish: Finish, *alive: Any) -> Work | None:
-    """Return one Work for the requests of several calls; as `done`."""
+    """Return one Work for the requests of several calls, like `done`."""
     pending = [request for request in requests if request is not None]
     if len(pending) < 2:
         return done(pending[0] if pending else None, finish, *alive)
@@ -153,7 +153,7 @@ def all_done(requests: Sequence[MPI.Request | None], finish: Finish, *alive: Any
 
 
 def joined(works: list[Work | None], finish: Finish) -> Work | None:
-    """Return one Work for the parts of a composed operation; `finish` comes after all of theirs."""
+    """Return one Work for the parts of a composed operation; `finish` runs after the last steps of the parts."""
     requests: list[MPI.Request] = []
     alive = []
     for work in works:
@@ -174,7 +174,7 @@ def parts_of(work: MPIWork) -> tuple[list[Any], Finish, Any]:
 
 
 def received(operation: str, status: MPI.Status, buffer: Any, finish: Finish) -> int:
-    """Return the sender of a message that has come, after checking and unpacking it."""
+    """Check and unpack a received message, and return its sender."""
     source = check_length(operation, status, buffer.nbytes)
     if finish is not None:
         finish()
@@ -198,9 +198,9 @@ def wrong_length(operation: str, nbytes: int, expected: int) -> DistBackendError
 
 
 def as_backend_error(operation: str, error: Exception, comm: MPI.Intracomm | None) -> Exception:
-    """Return a DistBackendError with MPI's text for an error of MPI, and any other error as it is.
+    """Return a DistBackendError with MPI's text for an error of MPI, and any other error unchanged.
 
-    If ranks have died it is a RankFailedError, and those who wait for them are woken. `comm` is the group's.
+    If ranks have died it is a RankFailedError, and the ranks that wait for them are woken. `comm` is the group's.
     """
     if not isinstance(error, MPI.Exception) or isinstance(error, DistError):
         return error

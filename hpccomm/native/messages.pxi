@@ -1,10 +1,10 @@
-# Messages, and what is asynchronous: it ends in a Work.
+# Messages, and asynchronous operations, which return Works.
 
 cdef class FastPath(Sparse):
-    """The fast path of one group; its subclass in mpi/compiled.py has what may be slow."""
+    """The fast path of one group; its subclass in mpi/compiled.py has the parts that may be slow."""
 
-    cdef int unasked  # Works begun since those in flight have been asked
-    cdef Py_ssize_t unasked_bytes  # likewise: of their arrays
+    cdef int unasked  # Works begun since those in flight were last polled
+    cdef Py_ssize_t unasked_bytes  # bytes of arrays of Works since then
 
     def send(self, array, dst, tag):
         """Send a message, or return False."""
@@ -95,7 +95,7 @@ cdef class FastPath(Sparse):
         return work
 
     def batch(self, messages, kind, irecv):
-        """Begin the messages of a list of `kind`, P2POp: receives first; return their Works, or None."""
+        """Begin the messages of a list of `kind` (P2POp), receives first; return their Works, or None."""
         if not PyList_CheckExact(messages):
             return None
         cdef list given = []
@@ -153,7 +153,7 @@ cdef class FastPath(Sparse):
         return self.has_begun("all_reduce", work, code)
 
     cdef Pending has_begun(self, str name, Pending work, int code):
-        """Count a collective that has begun, and return its Work; `code`: MPI's. For a rank alone it has ended."""
+        """Count a collective that has begun, and return its Work, already complete in a group of one rank."""
         if code:
             raise self.failed(name, code)
         self.count += 1
@@ -174,7 +174,7 @@ cdef class FastPath(Sparse):
         return work
 
     cdef int follow(self, Pending work) except -1:
-        """Keep a Work, and through it its array, while it is in flight."""
+        """Keep a Work, and thereby its array, while it is in flight."""
         if work.array is not None:
             self.unasked_bytes += PyArray_NBYTES(<Array*>work.array)
         if self.unasked_bytes >= REAP_BYTES:
@@ -184,7 +184,7 @@ cdef class FastPath(Sparse):
             self.dispatcher.reap()
         elif PyDict_Size(self.in_flight) >= REAP_ABOVE:
             self.unasked += 1
-            if self.unasked >= REAP_EVERY or self.oldest().ob_refcnt == 1:  # nobody but the dispatcher has it
+            if self.unasked >= REAP_EVERY or self.oldest().ob_refcnt == 1:  # only the dispatcher has it
                 self.unasked = 0
                 while self.forgets_oldest():
                     pass
@@ -193,14 +193,14 @@ cdef class FastPath(Sparse):
         return 0
 
     cdef PyObject* oldest(self) noexcept:
-        """Return the oldest Work in flight, of which there is one."""
+        """Return the oldest Work in flight; there must be one."""
         cdef PyObject* found
         cdef Py_ssize_t place = 0
         PyDict_Next(self.in_flight, &place, &found, NULL)
         return found
 
     cdef bint forgets_oldest(self) except -1:
-        """Forget the oldest Work in flight if it has ended well; the dispatcher looks at the others."""
+        """Drop the oldest Work in flight if it has succeeded; the dispatcher polls all others."""
         if not self.in_flight or not isinstance(<object>self.oldest(), Pending):
             return False
         cdef Pending work = <Pending><object>self.oldest()
@@ -208,8 +208,8 @@ cdef class FastPath(Sparse):
 
 
 def compiled_member(dict names, type kind, otherwise):
-    """Return `otherwise`, the function that returns the group to call, with a short way for groups of exactly that
-    `kind` and for None: the world, which is called `_world` in `names`.
+    """Return `otherwise`, the function that returns the group to call, with a shortcut for groups of exactly `kind` and
+    for None, the world (`_world` in `names`).
     """
     def member(group):
         if group is None:

@@ -52,14 +52,14 @@ cdef struct Library:
     void* in_place
     Handle byte
     int any_source, any_tag
-    int source_at  # where in an MPI_Status the source is, in bytes
+    int source_at  # the source's offset in an MPI_Status, in bytes
     int status_bytes
     int handle_bytes
-    Handle datatypes[TYPES]  # as which arrays travel, by NumPy's number of their dtype; 0: as bytes
-    Handle reduced[OPS][TYPES]  # as which they are reduced by MPI as they are; 0: they are not
+    Handle datatypes[TYPES]  # in which arrays are sent, by NumPy's number of their dtype; 0: not by the fast path
+    Handle reduced[OPS][TYPES]  # in which MPI reduces arrays without preparation; 0: it does not
     Handle ops[OPS][TYPES]
-    Fold* folds[OPS][TYPES]  # in memory of the node; NULL: MPI does it
-    uint64_t kinds[TYPES]  # of values: long and long long are alike
+    Fold* folds[OPS][TYPES]  # reductions in memory of the node; NULL: MPI reduces
+    uint64_t kinds[TYPES]  # kind and itemsize of values: equal for long and long long
 
 cdef Library mpi
 cdef tuple NO_ARGUMENTS = ()
@@ -68,7 +68,7 @@ cdef object exception_of, length_error, difference_error
 
 
 cdef void* function(void* library, str name) except NULL:
-    """Return a function of MPI: what a tool has preloaded first, as the dynamic linker would."""
+    """Return a function of MPI: first a preloaded tool's, as the dynamic linker would."""
     cdef bytes text = name.encode()
     cdef void* found = dlsym(RTLD_DEFAULT, text)
     if found == NULL:
@@ -79,12 +79,12 @@ cdef void* function(void* library, str name) except NULL:
 
 
 def set_up(str path, dict names, object exception, object length, object difference):
-    """Find MPI's functions in the library that the extension module at `path` is linked to, and take the tables over.
+    """Find MPI's functions in the library that the extension module at `path` is linked to, and fill the tables.
 
-    `names`: the handles, places and sizes that the fields of Library are called; `datatypes` by NumPy's number, and
-    `reductions`, for each op its keys, its letter in node.h, and (datatype, op, kind, itemsize) by NumPy's number. `exception` makes an exception of MPI's
-    error code, `length` that of a message that is shorter than its array, `difference` that of
-    a call that another rank does not make alike.
+    `names`: the handles, offsets and sizes by the names of Library's fields; `datatypes` by NumPy's number; and
+    `reductions`: for each op its keys, its letter in node.h, and (datatype, op, kind, itemsize) by NumPy's number.
+    `exception` makes the exception for an error code of MPI, `length` for a message that is shorter than its array,
+    `difference` for a call that differs on another rank.
     """
     global exception_of, length_error, difference_error
     cdef void* library = dlopen(path.encode(), RTLD_NOW | RTLD_NOLOAD)
@@ -139,7 +139,7 @@ def set_up(str path, dict names, object exception, object length, object differe
 
 
 def make_op(str path, str op, str code):
-    """Return the handle of MPI's reduction of floats of a dtype with an op of node.h, for the library as in set_up."""
+    """Make an op of MPI that reduces floats of a dtype by an op of node.h; return its handle. `path`: as in set_up."""
     cdef void* library = dlopen(path.encode(), RTLD_NOW | RTLD_NOLOAD)
     cdef Handle made = 0
     (<CreateOp>function(library, "MPI_Op_create"))(combine_of(ord(op), ord(code)), True, &made)
@@ -147,12 +147,12 @@ def make_op(str path, str op, str code):
 
 
 cdef Handle handle(object number) except? 0:
-    """Return a handle, or MPI_IN_PLACE, that mpi4py gives as a number: it may be negative."""
+    """Return a handle, or MPI_IN_PLACE, from mpi4py's number for it, which may be negative."""
     return <Handle>(<intptr_t>number if number < 0 else <uintptr_t>number)
 
 
 cdef inline Py_ssize_t received(void* status) noexcept:
-    """Return how many bytes a message had."""
+    """Return the number of bytes of a received message."""
     cdef int count = -1
     mpi.get_elements(status, mpi.byte, &count)
     return count
@@ -165,7 +165,7 @@ cdef inline object source_of(char* status):
 
 
 cdef int make_progress(void* comm) noexcept nogil:
-    """Let MPI make progress while this rank waits for others; return what it says of dead ranks."""
+    """Let MPI make progress while this rank waits for others; return its error code, as for a dead rank."""
     cdef char[STATUS_BYTES] status
     cdef int is_there
     return mpi.iprobe(mpi.any_source, mpi.any_tag, <Handle>comm, &is_there, status)
@@ -181,7 +181,7 @@ cdef bint end_is_prepared = False
 
 
 def prepare_end(comm_self):
-    """Have MPI_Finalize begin with `before_the_end`: with the attributes of MPI_COMM_SELF (MPI-4.1 §11.2.4)."""
+    """Make MPI_Finalize first call `before_the_end`: it first deletes MPI_COMM_SELF's attributes (MPI-4.1 §11.2.4)."""
     global end_is_prepared
     cdef int keyval = 0
     if not end_is_prepared:
@@ -191,10 +191,10 @@ def prepare_end(comm_self):
 
 
 def keep_window(window, uint64_t name):
-    """Have MPI_Finalize free a window before anything else, in the order of the windows' names.
+    """Make MPI_Finalize free a window before anything else, in the order of the windows' names.
 
-    The names are the same on all ranks of a window. Otherwise Open MPI frees them in the order of a table of its own,
-    in which the ranks of two windows may have them the other way round: each waits for the other, for ever.
+    A window's name is the same on all its ranks. Otherwise Open MPI frees windows in the order of its table, which may
+    differ between the ranks of two windows: each rank would wait for the other forever.
     """
     global windows_left, windows_count, windows_room
     cdef Window* more
@@ -208,7 +208,7 @@ def keep_window(window, uint64_t name):
 
 
 def drop_window(uint64_t name):
-    """Forget a window, which is about to be freed."""
+    """Forget a window that is about to be freed."""
     global windows_count
     cdef int i
     for i in range(windows_count):
@@ -224,7 +224,7 @@ cdef int copy_nothing(Handle comm, int key, void* extra, void* value, void* copi
 
 
 cdef int before_the_end(Handle comm, int key, void* value, void* extra) noexcept nogil:
-    """Stop the threads of the program that still wait in memory of the node, then free the windows."""
+    """Stop the program's threads that still wait in memory of the node, then free the windows."""
     global windows_count
     cdef int i, first
     node_end()

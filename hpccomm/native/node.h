@@ -1,19 +1,19 @@
 /* Collectives through memory that all ranks of a node share: copy in, meet, reduce, copy out. No Python, no MPI.
  *
- * Each rank has a slot for its values in each of two sets, which operations take in turns; and there is one result. With
- * the number of an operation in its flag a rank says "my slot has the values of this operation, and I have ended the
- * one before": so who sees at least n - 1 in all flags may write into the set of operation n. Flags are C11 atomics:
- * stored with release after the values, loaded with acquire before them.
+ * Each rank has one slot for its values in each of two sets, which alternate by operation; there is one result. A rank
+ * stores the number n of an operation in its flag to say "my slot has the values of operation n, and I have ended
+ * operation n - 1". So a rank that has read at least n - 1 in all flags may write into the set of operation n. Flags
+ * are C11 atomics: stored with release after the values, loaded with acquire before them.
  *
  *     small     copy in | meet | each rank reduces all slots into its array
- *     larger    copy in, but for the own share | meet | reduce the own share into the result | meet | copy out
+ *     larger    copy in all but the own share | meet | reduce the own share into the result | meet | copy out
  *
- * What has no room in a slot goes in rounds, each an operation with a number, if all ranks know how large it is.
+ * Values larger than a slot go in rounds, each an operation with its own number, if all ranks know their size.
  *
- * Reductions are in rank order, and every element is reduced once or by all ranks alike: all have the same bits.
- * Beside its flag a rank writes which call it makes, and in which round it is. So ranks that differ all get an error and
- * have taken one number each: the next operation works again. After an error of MPI they may have taken different
- * numbers, and the memory can't be used any more.
+ * Reductions are in rank order. Each element is reduced once, or by all ranks in the same way: all get the same bits.
+ * Beside its flag a rank writes its call and its round. So if calls differ, all ranks get an error and have taken one
+ * number each: the next operation works again. After an MPI error they may have taken different numbers, and the
+ * memory can't be used any more.
  */
 #ifndef HPCCOMM_NODE_H
 #define HPCCOMM_NODE_H
@@ -40,29 +40,29 @@ enum { LINE = 64, NODE_DIFFERS = -1, NODE_LEAVES = -2, NODE_BLOCK = 16384 /* byt
 
 typedef struct {
     _Alignas(LINE) _Atomic uint64_t begun;
-    uint64_t call[2]; /* which collective, op and dtype; for each set, as others may still compare the one before */
+    uint64_t call[2]; /* collective, root or op, dtype; one for each set: others may still compare the previous one */
     uint64_t count[2];
     _Alignas(LINE) _Atomic uint64_t reduced;
-    _Atomic uint64_t claimed; /* in two halves: the last operation in which a rank reduces this rank's share */
+    _Atomic uint64_t claimed; /* halves.h: the last operation in which a rank has claimed to reduce this rank's share */
 } Flags;
 
 typedef struct {
     Flags *flags;
-    char *slots;      /* the result first */
+    char *slots;      /* the result comes first */
     size_t slot;      /* bytes */
-    size_t one_phase; /* bytes of all ranks together up to which each rank reduces everything */
+    size_t one_phase; /* if all ranks' bytes together are at most this, each rank reduces everything */
     int rank, ranks;
-    int looks;                 /* before other processes are let on the core */
-    uint64_t number, settled;  /* of the last operation; of the last that all ranks are known to have begun */
-    int (*progress)(void *);   /* what MPI does meanwhile; other than 0: it tells of an error */
+    int looks;                 /* polls before the core is yielded to other processes */
+    uint64_t number, settled;  /* the last operation; the last that all ranks are known to have begun */
+    int (*progress)(void *);   /* called while waiting, for MPI's progress; returns 0 or MPI's error code */
     void *context;
-    int differing; /* the rank that makes another call */
-    size_t at, room, largest; /* of parts: where this round begins, what it moves, and the largest; see node_begin */
+    int differing; /* the rank whose call differs */
+    size_t at, room, largest; /* of parts: this round's first byte and most bytes, the largest part; see node_begin */
 } Node;
 
 typedef void Fold(void *out, const void *a, const void *b, size_t bytes);
 
-/* The first rank's part of the memory has the flags, the result and its slots; another rank's has its slots. */
+/* Rank 0's part of the memory has the flags, the result and rank 0's slots; every other part has its rank's slots. */
 static inline size_t node_flags_bytes(int ranks)
 {
     return ((size_t)ranks * sizeof(Flags) + NODE_PAGE - 1) / NODE_PAGE * NODE_PAGE;
@@ -78,13 +78,13 @@ static inline char *node_slot(Node *n, uint64_t number, int rank)
     return n->slots + (1 + 2 * (size_t)rank + (number & 1)) * n->slot;
 }
 
-/* One for both sets: a rank writes into it after all have begun, hence copied what the last operation left there. */
+/* Both sets share it: a rank writes into it after all ranks have begun, hence have copied out the previous result. */
 static inline char *node_result(Node *n)
 {
     return n->slots;
 }
 
-static _Atomic int node_waiting, node_is_ending; /* threads that wait for other ranks; whether they are to stay there */
+static _Atomic int node_waiting, node_is_ending; /* threads that wait for other ranks; whether they must stop */
 
 static inline int node_wait(Node *n, _Atomic uint64_t *flag, uint64_t number)
 {
@@ -113,8 +113,8 @@ static inline int node_wait(Node *n, _Atomic uint64_t *flag, uint64_t number)
     return code;
 }
 
-/* Before the memory goes, and MPI, at the end of the process: let the threads that still wait stay where they are. One
- * that is about to wait, or to copy, isn't counted: the first sleep is for it. */
+/* At the end of the process, before the memory is freed and MPI is finalized, stop the threads that still wait here. A
+ * thread that is about to wait or to copy is not counted: the first sleep is for it. */
 static inline void node_end(void)
 {
     const struct timespec moment = {0, 1000000};
@@ -125,7 +125,7 @@ static inline void node_end(void)
     while (node_waiting && ++looks < NODE_LONGEST_END);
 }
 
-/* Begin an operation; before, this rank may write into its slot of `number + 1` (see node_settle). */
+/* Announce operation n->number, whose values are in this rank's slot. */
 static inline void node_show(Node *n, uint64_t call, uint64_t count)
 {
     Flags *mine = &n->flags[n->rank];
@@ -144,7 +144,7 @@ static inline int node_differs(Node *n, int rank)
     return NODE_DIFFERS;
 }
 
-/* Wait until all ranks have begun operation n->number; compare their calls. */
+/* Wait until all ranks have begun operation n->number, and compare their calls. */
 static inline int node_meet(Node *n)
 {
     int code, differs = 0;
@@ -171,7 +171,7 @@ static inline int node_next(Node *n)
     return 0;
 }
 
-/* Reduce `bytes` of the ranks' values, which are at `from(rank)`, in rank order into out. */
+/* Reduce `bytes` bytes of all slots, from `at` on, in rank order into `out`; `mine`, if not NULL, has this rank's. */
 static inline void node_fold(Node *n, Fold *fold, char *out, const char *mine, size_t at, size_t bytes)
 {
     for (size_t done = 0; done < bytes; done += NODE_BLOCK) {
@@ -189,7 +189,7 @@ static inline void node_fold(Node *n, Fold *fold, char *out, const char *mine, s
     }
 }
 
-/* Return how many of `bytes` a rank's share has, in whole lines but at the end, and where it begins. */
+/* Return the size of a rank's share of `bytes`, in whole lines except at the end; `from`: its start. */
 static inline size_t node_share(const Node *n, size_t bytes, int rank, size_t *from)
 {
     size_t lines = (bytes + LINE - 1) / LINE, share = (lines + (size_t)n->ranks - 1) / (size_t)n->ranks * LINE;
@@ -281,8 +281,8 @@ static inline int node_all_gather(Node *n, uint64_t call, char *out, const char 
     return 0;
 }
 
-/* The root goes on at once: it is at most one operation ahead, and does not hear of ranks that differ. In rounds it has
- * to: it would take more numbers than they do. */
+/* The root does not wait: it is at most one operation ahead, and does not notice ranks whose calls differ. In rounds it
+ * meets them first: otherwise it would take more numbers than they do. */
 static inline int node_broadcast(Node *n, uint64_t call, int root, char *x, size_t bytes)
 {
     size_t at = 0;
@@ -310,7 +310,7 @@ static inline int node_broadcast(Node *n, uint64_t call, int root, char *x, size
     return 0;
 }
 
-/* -- lists: each rank puts any number of parts into its slot, and others take those that are theirs ----------- */
+/* -- lists: each rank puts any number of parts into its slot, and the others take their parts ----------------- */
 
 typedef struct {
     size_t at, bytes;
@@ -318,14 +318,14 @@ typedef struct {
 
 #define NODE_TOO_LARGE UINT64_MAX
 
-/* The bytes of each of so many parts that have room in a slot. */
+/* Return the most bytes of each part, so that `parts` parts fit into a slot. */
 static inline size_t node_room(const Node *n, size_t parts)
 {
     return (n->slot - (parts * sizeof(Part) + LINE - 1) / LINE * LINE) / parts / LINE * LINE;
 }
 
-/* Begin to move parts. If all ranks know how large the largest is, it goes in rounds of what has room; otherwise
- * (`largest` is 0) in one, or not at all. */
+/* Begin to move parts. If all ranks know the size of the largest part, parts go in as many rounds as necessary;
+ * otherwise (`largest` is 0) in one round, or not at all. */
 static inline void node_begin(Node *n, size_t parts, size_t largest)
 {
     n->at = 0;
@@ -333,7 +333,7 @@ static inline void node_begin(Node *n, size_t parts, size_t largest)
     n->largest = largest;
 }
 
-/* Whether there is another round. */
+/* Advance to the next round; return 0 if there is none. */
 static inline int node_goes_on(Node *n)
 {
     if (n->room >= n->largest - n->at || !n->largest)
@@ -342,15 +342,15 @@ static inline int node_goes_on(Node *n)
     return 1;
 }
 
-/* What this round moves of a part. */
+/* Return the bytes of a part that this round moves. */
 static inline size_t node_slice(Node *n, size_t bytes)
 {
     size_t left = bytes > n->at ? bytes - n->at : 0;
     return left < n->room ? left : n->room;
 }
 
-/* Show that this rank's slot is filled, or that what it has has no room (`size`: NODE_TOO_LARGE), and meet.
- * NODE_LEAVES, on all ranks: some rank has no room. */
+/* Announce that this rank's slot is filled, or that its parts do not fit (`size`: NODE_TOO_LARGE), and meet. Return
+ * NODE_LEAVES, on all ranks, if some rank's parts do not fit. */
 static inline int node_meet_filled(Node *n, uint64_t call, uint64_t size)
 {
     int code, differs = 0, leaves = 0, set = n->number & 1;
@@ -371,8 +371,8 @@ static inline int node_meet_filled(Node *n, uint64_t call, uint64_t size)
     return differs ? differs : leaves;
 }
 
-/* Put the parts into this rank's slot and meet. All ranks get the same error, which ends the operation. One of taking
- * parts is of this rank alone: it takes part in the other rounds all the same. */
+/* Put the parts into this rank's slot and meet. All ranks get the same error, which ends the operation. An error of
+ * node_take is this rank's alone: it still takes part in the other rounds. */
 static inline int node_post(Node *n, uint64_t call, size_t parts, char *const *data, const size_t *bytes)
 {
     size_t at = (parts * sizeof(Part) + LINE - 1) / LINE * LINE, end = at;
@@ -391,7 +391,7 @@ static inline int node_post(Node *n, uint64_t call, size_t parts, char *const *d
     return node_meet_filled(n, call, end <= n->slot ? n->largest + n->at : NODE_TOO_LARGE);
 }
 
-/* Return this round's slice of a part of a rank's slot; NULL where it has another size. */
+/* Return this round's slice of a part in a rank's slot; NULL if its size differs. */
 static inline const char *node_part(Node *n, int rank, size_t part, size_t bytes)
 {
     const char *slot = node_slot(n, n->number, rank);
@@ -411,7 +411,7 @@ static inline int node_take(Node *n, int rank, size_t part, char *out, size_t by
     return 0;
 }
 
-/* Reduce that part of ranks 0 to ranks - 1, in rank order. */
+/* Reduce part `part` of ranks 0 to `ranks` - 1, in rank order. */
 static inline int node_take_reduced(Node *n, Fold *fold, int ranks, size_t part, char *out, size_t bytes)
 {
     size_t slice = node_slice(n, bytes);
@@ -441,9 +441,9 @@ static inline int node_barrier(Node *n, uint64_t call)
 
 /* -- reductions ----------------------------------------------------------------------------------------------- */
 
-/* Each loop is compiled for AVX2 as well, and for what every machine has (AArch64 has its vectors anyway). The choice is
- * made here: what target_clones and __builtin_cpu_supports ask in the compiler's runtime library says no for ever in
- * that of Zig, which compiles the wheels. */
+/* Each loop is compiled for every x86-64 machine, and again for AVX2 (AArch64 always has vectors). The choice is made
+ * here: target_clones and __builtin_cpu_supports ask the compiler's runtime library, and that of Zig, which compiles
+ * the wheels, always answers no. */
 static int has_avx2;
 
 #if defined(__x86_64__)
@@ -454,7 +454,7 @@ static inline int look_for_avx2(void)
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE))
         return 0;
     __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-    return (low & 6) == 6 /* the system keeps its registers */ && __get_cpuid_count(7, 0, &a, &b, &c, &d) &&
+    return (low & 6) == 6 /* the system saves its registers */ && __get_cpuid_count(7, 0, &a, &b, &c, &d) &&
            b & bit_AVX2;
 }
 #else
@@ -482,7 +482,7 @@ static inline int look_for_avx2(void) { return 0; }
         else                                                                                                         \
             NAME##_loop(out, a, b, bytes);                                                                           \
     }
-/* As NumPy: what is not a number stays. */
+/* NaN stays NaN, as in NumPy. */
 #define FOLDS(NAME, TYPE)                                                                                            \
     FOLD(sum_##NAME, TYPE, (TYPE)(a[i] + b[i]))                                                                      \
     FOLD(product_##NAME, TYPE, (TYPE)(1u * a[i] * b[i]))                                                                  \
@@ -495,7 +495,7 @@ FOLDS(u1, uint8_t)
 FOLDS(u2, uint16_t)
 FOLDS(u4, uint32_t)
 FOLDS(u8, uint64_t)
-/* Sums and products of signed integers wrap as those of unsigned ones do. */
+/* Sums and products of signed integers use the unsigned functions, which wrap in the same way. */
 FOLD(min_i1, int8_t, a[i] < b[i] ? a[i] : b[i])
 FOLD(max_i1, int8_t, a[i] > b[i] ? a[i] : b[i])
 FOLD(min_i2, int16_t, a[i] < b[i] ? a[i] : b[i])
@@ -505,7 +505,7 @@ FOLD(max_i4, int32_t, a[i] > b[i] ? a[i] : b[i])
 FOLD(min_i8, int64_t, a[i] < b[i] ? a[i] : b[i])
 FOLD(max_i8, int64_t, a[i] > b[i] ? a[i] : b[i])
 
-/* As functions of MPI_Op_create: MPI does not define what its own make of what is not a number. */
+/* Functions for MPI_Op_create: MPI does not define the result of its own MIN and MAX for NaN. */
 typedef void Combine(void *values, void *result, int *count, void *datatype);
 #define COMBINE(NAME, TYPE)                                                                                          \
     static void combine_##NAME(void *values, void *result, int *count, void *datatype)                               \
@@ -522,7 +522,7 @@ COMBINE(max_f8, double)
 COMBINE(min_g, long double)
 COMBINE(max_g, long double)
 
-/* op: mi'n', ma'x'; code: NumPy's of the dtype. */
+/* op: mi'n', ma'x'; code: NumPy's character of the dtype. */
 static inline Combine *combine_of(char op, char code)
 {
     has_avx2 = look_for_avx2();
@@ -530,7 +530,7 @@ static inline Combine *combine_of(char op, char code)
            : code == 'f' ? combine_max_f4 : code == 'd' ? combine_max_f8 : combine_max_g;
 }
 
-/* Return what reduces; op: 's'um, 'p'roduct, mi'n', ma'x'; kind and itemsize as NumPy's. NULL: MPI does it. */
+/* Return the reduction. op: 's'um, 'p'roduct, mi'n', ma'x'; kind and itemsize as in NumPy. NULL: MPI has to reduce. */
 static inline Fold *fold_of(char op, char kind, int itemsize)
 {
 #define BY_SIZE(NAME, LETTER)                                                                                        \

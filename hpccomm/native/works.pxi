@@ -1,21 +1,21 @@
-# Works: the ends of what is asynchronous.
+# Works: waiting for asynchronous operations.
 
 cdef class Pending:
-    """The first base of a Work of the fast path: what core/work.py does with one, in the ordinary case, in one step.
+    """The first base class of the fast path's Works: it does the ordinary case of core/work.py in one step.
 
-    Everything else it hands to Work, whose attributes stand here, and who asks `poll` and `block`.
+    It leaves all other cases to Work, which uses the attributes declared here and calls `poll` and `block`.
     """
 
     cdef Path path
     cdef Handle request
     cdef char[STATUS_BYTES] message  # MPI's status
     cdef Py_ssize_t expected  # bytes of a message to receive; -1: there is none
-    cdef bint is_done  # the request
-    cdef int code  # MPI's, when it is done
+    cdef bint is_done  # the request is complete
+    cdef int code  # MPI's, when the request is complete
     cdef object array, name, peer, tag, known_info
     cdef long long number, entry  # its own, and that in the ring
-    cdef readonly long long took  # nanoseconds, where operations are recorded; otherwise -1
-    cdef readonly unsigned long waiting_thread  # that is in `wait`, for the watchdog; 0: none
+    cdef readonly long long took  # nanoseconds if operations are recorded, otherwise -1
+    cdef readonly unsigned long waiting_thread  # the thread in `wait`, for the watchdog; 0: none
     cdef public object alive, source, operation, error, timeout
     cdef public object _status, _finish, _callbacks, _future
     cdef public bint _busy, _notified, was_asked, error_was_seen
@@ -25,7 +25,7 @@ cdef class Pending:
 
     @property
     def info(self):
-        """The WorkInfo, which is made when somebody asks."""
+        """The WorkInfo, made when it is first read."""
         if self.known_info is None:
             self.known_info = new_info((self.path.dispatcher, self.name, self.number, self.array, self.peer,
                                             self.timeout, self.tag))
@@ -36,14 +36,14 @@ cdef class Pending:
         self.known_info, self.timeout = info, info.timeout
 
     cdef inline bint is_ordinary(self) noexcept:
-        """Whether nobody has to hear of its end but the dispatcher."""
+        """Whether only the dispatcher must be notified of its end."""
         return (
             self.operation is None and self._finish is None and self._callbacks is None and self.error is None
             and not self._busy and not self._notified
         )
 
     cdef bint ends(self) except -1:
-        """Note the end, and return True, where it is a good one that nobody but the dispatcher has to hear of."""
+        """Note the end and return True, if the operation has succeeded and only the dispatcher must be notified."""
         if self.code or not self.is_ordinary() or self._status is not IN_FLIGHT:
             return False
         if self.expected >= 0:
@@ -55,7 +55,7 @@ cdef class Pending:
         return True
 
     cdef void succeeds(self) noexcept:
-        """Note that the operation has ended well, and that nobody else has to hear of it."""
+        """Note that the operation has succeeded, and that nobody else must be notified."""
         self._status, self.alive, self._notified = COMPLETED, None, True
 
     def wait(self, timeout=None):
@@ -115,7 +115,7 @@ cdef class Pending:
         self.took = note_end(self.entry, code != 0)
 
     cdef int conclude(self) except -1:
-        """Raise what went wrong; note who has sent the message."""
+        """Raise the operation's error; note the message's sender."""
         if self.code:
             raise exception_of(self.code)
         if self.expected >= 0:
@@ -138,7 +138,7 @@ cdef class Pending:
         self.conclude()
 
     def cancel(self):
-        """See Work.cancel; only receives can be taken back."""
+        """See Work.cancel; only receives can be cancelled."""
         cdef int code
         if self.expected < 0:
             work_cancel(self)
@@ -163,9 +163,9 @@ cdef struct Waited:
 
 
 def wait_all(given):
-    """Wait for Works of the fast path, and for None; return False if Work.wait has to be called for each of them."""
+    """Wait for Works of the fast path, skipping None; return False if Work.wait has to be called for each."""
     cdef Waited[WAITED] waited
-    cdef list works = list(given)  # it keeps them, whatever other threads do with the program's list
+    cdef list works = list(given)  # keeps them: other threads may change the program's list
     cdef Py_ssize_t i, n = 0
     cdef bint is_ordinary = PyList_GET_SIZE(works) <= WAITED
     cdef unsigned long thread = PyThread_get_thread_ident()
@@ -176,7 +176,7 @@ def wait_all(given):
         if each is None or isinstance(each, Pending) and (<Pending>each)._notified and (<Pending>each)._status is COMPLETED:
             continue
         is_ordinary = (isinstance(each, Pending) and (<Pending>each).timeout is None and (<Pending>each).is_ordinary())
-        if is_ordinary:  # and not twice in the list
+        if is_ordinary:  # and not busy, so not twice in the list
             work = <Pending>each
             work._busy = True
             waited[n] = Waited(<PyObject*>work, &work.request, &work.message[0], &work.waiting_thread, work.is_done, 0)
@@ -203,7 +203,7 @@ cdef Py_ssize_t REAP_ABOVE, REAP_BYTES
 
 
 def set_up_works(in_flight, completed, info, work, Py_ssize_t reap_above, Py_ssize_t reap_bytes):
-    """Take over the states of a Work, how a WorkInfo is made, and the class Work."""
+    """Set the states of a Work, the function that makes a WorkInfo, and the class Work."""
     global IN_FLIGHT, COMPLETED, new_info, work_wait, work_has_ended, work_cancel, REAP_ABOVE
     global REAP_BYTES
     IN_FLIGHT, COMPLETED, new_info, REAP_ABOVE, REAP_BYTES = in_flight, completed, info, reap_above, reap_bytes
