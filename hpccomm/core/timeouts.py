@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -17,6 +18,7 @@ from ..errors import on_rank
 if TYPE_CHECKING:
     F = TypeVar("F", bound=Callable[..., object])
 
+MAIN = threading.main_thread().ident  # MPI_Finalize runs there, and can't stop other threads inside MPI
 KEEP_TIME: set[CodeType] = set()  # functions with their own time limit, to which the watchdog leaves the error
 sched_yield = getattr(os, "sched_yield", partial(time.sleep, 0))  # macOS lacks it
 

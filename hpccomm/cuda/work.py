@@ -10,14 +10,13 @@ from typing import Any, TypeVar
 
 from ..core.arrays import count_of
 from ..core.dispatcher import all_dispatchers
-from ..core.timeouts import pause, pauses
+from ..core.timeouts import MAIN, pause, pauses
 from ..core.work import COMPLETED, IN_FLIGHT, Progress, Work, WorkStatus
 from ..core.work_info import work_info
 from ..errors import DistBackendError, on_rank
 from .seam import Runtime, on_device
 
 T = TypeVar("T")
-MAIN = threading.main_thread().ident
 
 
 class CudaWork(Work):

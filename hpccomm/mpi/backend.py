@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property, partial
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from ..core.backend import Backend, Pieces
 from ..core.options import BackendOptions
 from ..core.overlap import all_unaliased
 from ..core.reduce_op import ReduceOp
+from ..core.timeouts import MAIN
 from ..core.work import Work, both
 from ..errors import on_rank
 from ..job import failures, tags
@@ -467,8 +469,9 @@ class MPIBackend(Backend):
     def recv(self, array: Any, src: int | None, tag: int, async_op: bool) -> Work | int:
         buffer, finish = recv_buffer(array)
         source = MPI.ANY_SOURCE if src is None else src
-        if async_op:
-            return ReceiveWork(self.comm.Irecv(message(buffer), source, tag), buffer.nbytes, finish, (buffer,))
+        if async_op or get_ident() != MAIN:
+            work = ReceiveWork(self.comm.Irecv(message(buffer), source, tag), buffer.nbytes, finish, (buffer,))
+            return work if async_op else work.receive()
         status = MPI.Status()
         self.comm.Recv(message(buffer), source, tag, status)
         return received("recv", status, buffer, finish)
@@ -479,10 +482,11 @@ class MPIBackend(Backend):
         buffer, finish = recv_buffer(output)
         sent = unaliased(array, output)
         source = MPI.ANY_SOURCE if src is None else src
-        if async_op:
+        if async_op or get_ident() != MAIN:
             receive = self.comm.Irecv(message(buffer), source, recv_tag)
             send = self.comm.Isend(message(sent), dst, tag)
-            return SendReceiveWork([receive, send], [buffer.nbytes], finish, sent, buffer)
+            work = SendReceiveWork([receive, send], [buffer.nbytes], finish, sent, buffer)
+            return work if async_op else work.receive()
         status = MPI.Status()
         self.comm.Sendrecv(message(sent), dst, tag, message(buffer), source, recv_tag, status)
         return received("sendrecv", status, buffer, finish)

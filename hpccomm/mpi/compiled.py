@@ -79,6 +79,7 @@ class CompiledFastPath(fastpath.FastPath, MPIFastPath):
             self, MPI._handleof(comm), self._rank, self._size, windows, *largest, LARGEST, ReduceOp.SUM, ReduceOp.AVG,
             RUN_BYTES, CompiledWork,
         )  # fmt: skip
+        fastpath.prepare_end(MPI._handleof(MPI.COMM_SELF))
         if tuning.node_bytes:
             limits = tuning.node_bytes, max(tuning.node_bytes, tuning.node_reduction_bytes)
             moved, reduced = limits if self._size > 1 else (OWN_SLOT, OWN_SLOT)  # alone: few operations use it

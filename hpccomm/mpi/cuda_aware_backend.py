@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from threading import get_ident
 from typing import Any, Self
 
 from mpi4py import MPI
@@ -16,6 +17,7 @@ from mpi4py import MPI
 from ..core.backend import Backend
 from ..core.options import BackendOptions
 from ..core.reduce_op import ReduceOp
+from ..core.timeouts import MAIN
 from ..core.work import Work
 from ..cuda.staged_backend import StagedBackend, Staging
 from .datatypes import DIRECT, LARGEST_COUNT
@@ -77,12 +79,12 @@ class CudaAwareBackend(StagedBackend):
         buffer = staging.recv_buffer(array)
         source = MPI.ANY_SOURCE if src is None else src
         staging.synchronize()
-        if async_op:
+        if async_op or get_ident() != MAIN:
             with staging.on_its_gpu():
                 request = self._comm.Irecv(_bytes(buffer), source, tag)
-            return GPUReceiveWork(request, buffer.nbytes, staging.copy_back, (array, staging.alive)).on(
-                staging.on_its_gpu
-            )
+            work = GPUReceiveWork(request, buffer.nbytes, staging.copy_back, (array, staging.alive))
+            work.on(staging.on_its_gpu)
+            return work if async_op else work.receive()
         status = MPI.Status()
         with staging.on_its_gpu():
             self._comm.Recv(_bytes(buffer), source, tag, status)

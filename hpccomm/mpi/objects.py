@@ -13,6 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
+from threading import get_ident
 from typing import Any
 
 from mpi4py import MPI
@@ -21,7 +22,7 @@ from mpi4py.util import pkl5
 from ..core.backend import Backend
 from ..core.operations import NotLoaded
 from ..core.options import BackendOptions
-from ..core.timeouts import pause, pauses
+from ..core.timeouts import MAIN, pause, pauses
 from ..core.work import Work
 from ..errors import DistError, on_rank
 from ..job.mpi_library import private
@@ -199,7 +200,7 @@ class ObjectTransport(Backend):
 
     def recv_object_list(self, src: int | None, tag: int) -> tuple[list[Any], int]:
         """Return the objects received, and their sender."""
-        if self._receives:  # earlier receives come first
+        if self._receives or get_ident() != MAIN:  # earlier receives come first; see also `wait_for`
             receive: Any = ObjectReceive(self._receives, src, tag + OBJECTS)
             receive.block()
             (received,) = _unwrapped("recv_object_list", [receive.came], [receive.source])

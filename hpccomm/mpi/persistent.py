@@ -17,7 +17,7 @@ from ..process.tuning import NEVER
 from .backend import MPIBackend
 from .layout import Finish, unpack_into
 from .reductions import plan, reduction_input
-from .works import parts_of, received
+from .works import parts_of, received, wait_for
 
 LARGEST_IN_NODE = 2 << 20  # bytes of the input; larger inputs are as fast in the communication thread
 
@@ -80,7 +80,7 @@ class PersistentReceive(MPIPersistentWork):
     def block(self) -> None:
         """Wait like MPIPersistentWork, and check the message."""
         if self._message.Get_source() == MPI.ANY_SOURCE:  # otherwise this was interrupted after the message had come
-            self._requests[0].Wait(self._message)
+            wait_for(self._requests, [self._message])
         received("recv", self._message, self._alive[0], self._finish)
 
     def poll(self) -> bool:

@@ -99,10 +99,8 @@ class Window:
         info.Free()
         # Loads and stores need an epoch too, and Sync is allowed only inside one (MPI-4.1 §12.5.4).
         self._win.Lock_all(MPI.MODE_NOCHECK)
-        if fastpath is not None:
-            fastpath.prepare_end(MPI._handleof(MPI.COMM_SELF))
-            if FINALIZE_FREES:
-                fastpath.keep_window(MPI._handleof(self._win), self._name)
+        if FINALIZE_FREES and fastpath is not None:
+            fastpath.keep_window(MPI._handleof(self._win), self._name)
         memories: Any = (self._win.Shared_query(rank)[0] for rank in range(node.size))
         self.parts = [np.frombuffer(memory, np.uint8) for memory in memories]
         self.rank = node.rank
@@ -152,8 +150,6 @@ class Mapping:
 
     def __init__(self, memory: mmap.mmap) -> None:
         self.parts = [np.frombuffer(memory, np.uint8)]
-        assert fastpath is not None
-        fastpath.prepare_end(MPI._handleof(MPI.COMM_SELF))
 
     def free(self) -> None:
         """Free the memory."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import get_ident
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
+from ..core.timeouts import MAIN
 from ..core.work import Progress, Work, both, repeatable
 from ..errors import DistBackendError, DistError, RankFailedError, on_rank
 from ..job import failures
+from ..native import fastpath
 from .layout import Finish
 
 
@@ -33,7 +37,14 @@ class MPIWork(Work):
 
     def block(self) -> None:
         """Wait for the request, while other threads run."""
-        self._request.Wait()
+        wait_for([self._request], [MPI.Status()])
+
+    def receive(self) -> Any:
+        """Complete a blocking receive outside the main thread, and return the sender."""
+        self.block()
+        if self._finish is not None:
+            self._finish()
+        return self.source
 
     def translate_error(self, error: Exception) -> Exception:
         """Return the error that the program should see for an error of MPI."""
@@ -63,7 +74,7 @@ class MPIWorks(MPIWork):
         """Wait for every request, while other threads run."""
         if any(self._requests):
             self._statuses = [MPI.Status() for _ in self._requests]
-            MPI.Request.Waitall(self._requests, self._statuses)
+            wait_for(self._requests, self._statuses)
 
     def translate_error(self, error: Exception) -> Exception:
         """Translate like MPIWork; the error is that of one of the requests."""
@@ -95,13 +106,13 @@ class ReceiveWork(MPIWork):
         """Wait like MPIWork, and check the message."""
         if self._request:
             self._message = MPI.Status()
-            self._request.Wait(self._message)
+            wait_for([self._request], [self._message])
         self.source = check_length("", self._message, self._nbytes)
 
     def cancel(self) -> None:
         """Cancel the receive (MPI_Cancel); if it is matched already, it completes."""
         self._request.Cancel()
-        self._request.Wait()
+        super().block()
 
 
 class ExchangeWork(MPIWorks):
@@ -133,6 +144,18 @@ class SendReceiveWork(ExchangeWork):
 
     def _check(self) -> None:
         self.source = check_length("", self._statuses[0], self._sizes[0])
+
+
+def wait_for(requests: list[Any], statuses: list[MPI.Status]) -> None:
+    """Wait for requests; outside the main thread by MPI_Test, so that the end of the program can stop the thread."""
+    if get_ident() != MAIN and fastpath is not None:
+        fastpath.wait_for_requests(*(np.fromiter(map(MPI._addressof, each), np.uintp) for each in (requests, statuses)))
+        for request in requests:
+            request.Wait()  # mpi4py drops its references to buffers
+    elif len(requests) == 1:  # Waitall would hide the error class
+        requests[0].Wait(statuses[0])
+    else:
+        MPI.Request.Waitall(requests, statuses)
 
 
 def done(request: MPI.Request | None, finish: Finish, *alive: Any) -> Work | None:

@@ -10,6 +10,8 @@ register, of a pointer (Open MPI) all of it (the C ABIs of x86-64 and AArch64).
 No Python signal handler runs in here, so each operation that begins also ends and is noted.
 """
 
+import threading
+
 include "declarations.pxi"
 include "mpi.pxi"
 include "arrays.pxi"

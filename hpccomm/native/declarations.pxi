@@ -108,6 +108,7 @@ cdef extern from "node.h" nogil:
     int node_meet(Node* n)
     void node_fold(Node* n, Fold* fold, char* out, const char* mine, size_t at, size_t nbytes)
     void node_end()
+    int node_poll(int (*test)(uintptr_t*, int*, void*) noexcept nogil, uintptr_t* request, void* status)
     Fold* fold_of(char op, char kind, int itemsize)
     void* combine_of(char op, char code)
 

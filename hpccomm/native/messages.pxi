@@ -29,8 +29,13 @@ cdef class FastPath(Sparse):
         if peer == self.rank:
             return None
         cdef long long entry = note(self, RECV, PyArray_TYPE(x), PyArray_NBYTES(x), NOBODY, peer, label, False)
+        cdef Handle request
         with nogil:
-            code = mpi.recv(PyArray_DATA(x), count_of(x), type_of(x), peer, label, self.comm, status)
+            if may_block():
+                code = mpi.recv(PyArray_DATA(x), count_of(x), type_of(x), peer, label, self.comm, status)
+            else:
+                code = mpi.irecv(PyArray_DATA(x), count_of(x), type_of(x), peer, label, self.comm, &request)
+                code = code or wait_for(&request, status)
         self.has_passed("recv", entry, code, received(status) if code == 0 else 0, PyArray_NBYTES(x))
         return src
 
@@ -40,7 +45,7 @@ cdef class FastPath(Sparse):
         cdef Array* x = plain(array, self.largest)
         if y == NULL or x == NULL or not are_apart(y, x) or type_of(x) == 0 or type_of(y) == 0:
             return None
-        if not (is_rank(dst, self.size) and is_rank(src, self.size) and self.is_tag(tag)):
+        if not (is_rank(dst, self.size) and is_rank(src, self.size) and self.is_tag(tag) and may_block()):
             return None
         cdef int label = PyLong_AsLong(tag), other_label = label
         if recv_tag is not None:

@@ -62,6 +62,7 @@ cdef struct Library:
     uint64_t kinds[TYPES]  # kind and itemsize of values: equal for long and long long
 
 cdef Library mpi
+cdef unsigned long main_thread = threading.main_thread().ident
 cdef tuple NO_ARGUMENTS = ()
 cdef dict op_numbers = {}  # by the op, and by its name
 cdef object exception_of, length_error, difference_error
@@ -164,6 +165,29 @@ cdef inline object source_of(char* status):
     return source
 
 
+cdef inline bint may_block() noexcept nogil:
+    """Return whether this is the main thread, which may block in MPI: the end of the program can't stop others there."""
+    return PyThread_get_thread_ident() == main_thread
+
+
+cdef inline int wait_for(Handle* request, void* status) noexcept nogil:
+    return mpi.wait(request, status) if may_block() else node_poll(mpi.test, request, status)
+
+
+def wait_for_requests(requests, statuses):
+    """Wait for all requests, also after an error. Both arguments are arrays (uintp) of addresses of MPI's objects."""
+    cdef Handle** request = <Handle**>PyArray_DATA(<Array*>requests)
+    cdef void** status = <void**>PyArray_DATA(<Array*>statuses)
+    cdef Py_ssize_t i, n = PyArray_SIZE(<Array*>requests)
+    cdef int code, first = 0
+    with nogil:
+        for i in range(n):
+            code = wait_for(request[i], status[i])
+            first = first or code
+    if first:
+        raise exception_of(first)
+
+
 cdef int make_progress(void* comm) noexcept nogil:
     """Let MPI make progress while this rank waits for others; return its error code, as for a dead rank."""
     cdef char[STATUS_BYTES] status
@@ -224,7 +248,7 @@ cdef int copy_nothing(Handle comm, int key, void* extra, void* value, void* copi
 
 
 cdef int before_the_end(Handle comm, int key, void* value, void* extra) noexcept nogil:
-    """Stop the program's threads that still wait in memory of the node, then free the windows."""
+    """Stop the program's threads that still wait for other ranks, then free the windows."""
     global windows_count
     cdef int i, first
     node_end()

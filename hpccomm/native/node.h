@@ -113,6 +113,19 @@ static inline int node_wait(Node *n, _Atomic uint64_t *flag, uint64_t number)
     return code;
 }
 
+/* Wait for a request by MPI_Test, in a thread that node_end may stop; it can't stop a thread inside MPI_Wait. */
+static inline int node_poll(int (*test)(uintptr_t *, int *, void *), uintptr_t *request, void *status)
+{
+    int code = 0, is_done = 0;
+    node_waiting++;
+    while (!node_is_ending && !(code = test(request, &is_done, status)) && !is_done)
+        sched_yield();
+    node_waiting--;
+    while (node_is_ending)
+        pause();
+    return code;
+}
+
 /* At the end of the process, before the memory is freed and MPI is finalized, stop the threads that still wait here. A
  * thread that is about to wait or to copy is not counted: the first sleep is for it. */
 static inline void node_end(void)

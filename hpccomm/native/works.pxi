@@ -97,7 +97,7 @@ cdef class Pending:
         if not self.is_done:
             self.waiting_thread = PyThread_get_thread_ident()
             with nogil:
-                code = mpi.wait(&self.request, self.message)
+                code = wait_for(&self.request, self.message)
             self.waiting_thread = 0
             self.request_ends(code)
 
@@ -146,7 +146,7 @@ cdef class Pending:
             with nogil:
                 code = mpi.cancel(&self.request)
                 if code == 0:
-                    code = mpi.wait(&self.request, self.message)
+                    code = wait_for(&self.request, self.message)
             self.is_done = True
             note_end(self.entry, True)
             if code:
@@ -186,7 +186,7 @@ def wait_all(given):
             for i in range(n):
                 if not waited[i].is_done:
                     waited[i].thread[0] = thread
-                    waited[i].code = mpi.wait(waited[i].request, waited[i].message)
+                    waited[i].code = wait_for(waited[i].request, waited[i].message)
                     waited[i].thread[0] = 0
     for i in range(n):
         work = <Pending>waited[i].work

@@ -1,4 +1,4 @@
-"""Threads with a group each, whose first operations the ranks make in another order: a job of two ranks for each."""
+"""Threads of a program, in jobs of two ranks: with a group each, in another order on each rank; or left at its end."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
+
+from hpccomm.native import fastpath
 
 from ..launch import launch
 
@@ -65,3 +67,62 @@ def test_what_a_group_makes_for_its_first_operation_keeps_no_other_thread_waitin
     file.write_text(textwrap.dedent(PROGRAM).format(use=use))
     ended = launch(2, sys.executable, file)
     assert ended.returncode == 0, ended.stderr
+
+
+# At the end of the program each thread waits for a second message, which never comes.
+LISTENERS = """
+import threading, time
+import numpy as np
+import hpccomm as hc
+from mpi4py import MPI
+
+world = hc.init_process_group()
+other, heard = 1 - world.rank, []
+
+def receive(x, tag):
+    {receive}
+
+def listen(tag, x):
+    receive(x, tag)
+    assert (x == other + tag).all(), x
+    heard.append(tag)
+    receive(x, tag)
+
+arrays = [np.zeros(3), np.zeros(6)[::2], np.zeros((500, 600)), np.zeros((500, 600)).T]
+threads = [threading.Thread(target=listen, args=each, daemon=True) for each in enumerate(arrays)]
+for thread in threads:
+    thread.start()
+for tag, array in enumerate(arrays):
+    x = np.full(array.shape, world.rank + tag, float)
+    {send}
+while len(heard) < len(arrays) and all(thread.is_alive() for thread in threads):
+    time.sleep(0.01)
+x = np.ones(3)
+hc.all_reduce(x)
+assert (x == 2).all() and sorted(heard) == [0, 1, 2, 3], heard
+"""
+SEND, SEND_OBJECT = "hc.send(x, other, tag=tag)", "hc.send_object_list([x], other, tag=tag)"
+
+
+@pytest.mark.skipif(fastpath is None, reason="without the compiled extension")
+@pytest.mark.parametrize(
+    ("receive", "send"),
+    [
+        ("hc.recv(x, other, tag=tag)", SEND),
+        ("hc.recv(x, tag=tag)", SEND),
+        ("hc.sendrecv(x, MPI.PROC_NULL, x, other, tag=tag)", SEND),
+        ("hc.irecv(x, other, tag=tag).wait()", SEND),
+        ("hc.wait_all([hc.irecv(x, other, tag=tag)])", SEND),
+        ("hc.batch_isend_irecv([hc.P2POp(hc.irecv, x, other, tag=tag)])[0].wait()", SEND),
+        ("work = hc.recv_init(x, other, tag=tag); work.start(); work.wait()", SEND),
+        ("got = [None]; hc.recv_object_list(got, other, tag=tag); x[...] = got[0]", SEND_OBJECT),
+        ("got = [None]; hc.recv_object_list(got, tag=tag, async_op=True).wait(); x[...] = got[0]", SEND_OBJECT),
+    ],
+)
+def test_threads_that_wait_for_messages_at_the_end_of_the_program_do_no_harm(
+    receive: str, send: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "program.py"
+    file.write_text(LISTENERS.format(receive=receive, send=send))
+    ended = launch(2, sys.executable, file)
+    assert (ended.returncode, ended.stderr) == (0, "")
