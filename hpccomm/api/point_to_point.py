@@ -43,7 +43,7 @@ def send(
     group : ProcessGroup, optional
         Default: the world.
     tag : int
-        From 0 to MPI's limit (MPI_TAG_UB), which is at least 20472; the receive must have the same tag.
+        From 0 to about half of MPI's limit (MPI_TAG_UB), at least 10235; the receive must have the same tag.
 
     Returns
     -------
