@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def formatted(text: str, suffix: str = ".py") -> str:
     """Return a module's text in ruff's format, with sorted imports and without unused ones."""
-    for command in (["check", "--select=F401,I", "--fix-only", "-q"], ["format", "-q"]):
+    for command in (["check", "--select=F401,F541,I", "--fix-only", "-q"], ["format", "-q"]):
         ruff = [
             sys.executable,
             "-m",

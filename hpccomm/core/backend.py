@@ -9,6 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ..errors import UnsupportedOperationError, on_rank
+from .generated_backend import GeneratedBackend
 from .work import JoinedWork, Work
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class GPUFastPath:
     broadcast = all_reduce = reduce = all_gather_single = reduce_scatter_single = send = recv = sendrecv = _not_done
 
 
-class Backend:
+class Backend(GeneratedBackend):
     """A transport for the arrays of one device; subclass it and override the operations that it supports.
 
     The group checks every argument before it calls a backend: arrays are on this backend's device
@@ -137,63 +138,6 @@ class Backend:
 
         register_backend(name, func, devices=devices, extended_api=extended_api)
 
-    def broadcast(self, array: Any, root: int, async_op: bool) -> Work | None:
-        """Copy `array` of rank `root` into `array` of every rank."""
-        raise self._lacks("broadcast")
-
-    def all_reduce(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
-        """Reduce `array` over the ranks, in place."""
-        raise self._lacks("all_reduce")
-
-    def reduce(self, array: Any, root: int, op: ReduceOp, async_op: bool) -> Work | None:
-        """Reduce `array` over the ranks, in place on rank `root`; on other ranks it is only read."""
-        raise self._lacks("reduce")
-
-    def scan(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
-        """Reduce `array` over ranks 0 to this one, in place."""
-        raise self._lacks("scan")
-
-    def exscan(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
-        """Reduce `array` over the ranks before this one, in place; rank 0's is unchanged."""
-        raise self._lacks("exscan")
-
-    def all_gather(self, outputs: list[Any], array: Any, async_op: bool) -> Work | None:
-        """Copy `array` of rank r into ``outputs[r]`` of every rank; sizes may differ between ranks."""
-        raise self._lacks("all_gather")
-
-    def all_gather_single(self, output: Any, array: Any, async_op: bool) -> Work | None:
-        """Copy each rank's `array`, in rank order, into `output`, which is `size` times as large."""
-        raise self._lacks("all_gather_single")
-
-    def gather(self, array: Any, outputs: list[Any] | None, root: int, async_op: bool) -> Work | None:
-        """Copy `array` of rank r into ``outputs[r]`` of rank `root`; `outputs` is None elsewhere."""
-        raise self._lacks("gather")
-
-    def scatter(self, output: Any, inputs: list[Any] | None, root: int, async_op: bool) -> Work | None:
-        """Copy ``inputs[r]`` of rank `root` into `output` of rank r; `inputs` is None elsewhere."""
-        raise self._lacks("scatter")
-
-    def reduce_scatter(self, output: Any, inputs: list[Any], op: ReduceOp, async_op: bool) -> Work | None:
-        """Reduce ``inputs[r]`` over the ranks into `output` of rank r."""
-        raise self._lacks("reduce_scatter")
-
-    def reduce_scatter_single(self, output: Any, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
-        """Reduce the r-th equal part of `array` over the ranks into `output` of rank r."""
-        raise self._lacks("reduce_scatter_single")
-
-    def all_to_all(self, outputs: list[Any], inputs: list[Any], async_op: bool) -> Work | None:
-        """Copy ``inputs[r]`` of rank s into ``outputs[s]`` of rank r."""
-        raise self._lacks("all_to_all")
-
-    def all_to_all_single(
-        self, output: Any, array: Any, output_counts: list[int] | None, input_counts: list[int] | None, async_op: bool
-    ) -> Work | None:
-        """Send ``input_counts[r]`` elements of `array` to rank r, and receive ``output_counts[r]`` into `output`.
-
-        Parts are in rank order. Both counts are None if the program gave no split sizes: then the parts are equal.
-        """
-        raise self._lacks("all_to_all_single")
-
     def all_reduce_coalesced(self, arrays: list[Any], op: ReduceOp, async_op: bool) -> Work | None:
         """Reduce each of `arrays` in place, in one message per dtype."""
         return self._each("all_reduce_coalesced", zip(arrays), op, async_op)
@@ -224,14 +168,6 @@ class Backend:
         pairs = zip(outputs, all_unaliased(arrays, outputs))
         return self._each("reduce_scatter_single_coalesced", pairs, op, async_op)
 
-    def send(self, array: Any, dst: int, tag: int, async_op: bool) -> Work | None:
-        """Send `array` to rank `dst`."""
-        raise self._lacks("send")
-
-    def recv(self, array: Any, src: int | None, tag: int, async_op: bool) -> Work | int | None:
-        """Receive into `array` from rank `src` (None: any rank); without `async_op` return the sender's rank."""
-        raise self._lacks("recv")
-
     def exchange(self, sends: Pieces, receives: Pieces, adds: bool, async_op: bool) -> Work | None:
         """Send and receive parts of arrays, of any layout; the parts of each pair of ranks match in list order.
 
@@ -248,16 +184,6 @@ class Backend:
         The function keeps no reference to the parts.
         """
         return None
-
-    def sendrecv(
-        self, array: Any, dst: int, output: Any, src: int | None, tag: int, recv_tag: int, async_op: bool
-    ) -> Work | int | None:
-        """Send `array` to `dst` and receive `output` from `src` at once; the result is that of `recv`."""
-        raise self._lacks("sendrecv")
-
-    def barrier(self, async_op: bool) -> Work | None:
-        """Block until every rank has called it."""
-        raise self._lacks("barrier")
 
     def empty_shared(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Make an array on each rank, in memory shared by the ranks of its node."""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def broadcast(group: Membership, array: Array, root: int, form: str = "") -> Call:
-    """Check the arguments of broadcast: one rank's array to all."""
+    """Check the arguments of broadcast."""
     name = "broadcast" + form
     root = rank(group, f"{name}: root", root)
     device, array_view = (readable if root == group.rank else writable)(name, "array", array)
@@ -45,14 +45,14 @@ def broadcast(group: Membership, array: Array, root: int, form: str = "") -> Cal
 
 
 def all_reduce(group: Membership, array: Array, op: ReduceOpLike, form: str = "") -> Call:
-    """Check the arguments of all_reduce: the reduction, on every rank."""
+    """Check the arguments of all_reduce."""
     name = "all_reduce" + form
     device, array_view, reduce_op = reducible(name, "array", array, op)
     return Call(("all_reduce", device, array, (array_view, reduce_op)))
 
 
 def reduce(group: Membership, array: Array, root: int, op: ReduceOpLike) -> Call:
-    """Check the arguments of reduce: the reduction, on one rank."""
+    """Check the arguments of reduce."""
     name = "reduce"
     root = rank(group, f"{name}: root", root)
     device, array_view, reduce_op = reducible(name, "array", array, op, writable if root == group.rank else readable)
@@ -60,7 +60,7 @@ def reduce(group: Membership, array: Array, root: int, op: ReduceOpLike) -> Call
 
 
 def scan(group: Membership, array: Array, op: ReduceOpLike) -> Call:
-    """Check the arguments of scan: the reduction over ranks 0 to this one."""
+    """Check the arguments of scan."""
     name = "scan"
     device, array_view, reduce_op = reducible(name, "array", array, op)
     if reduce_op is ReduceOp.AVG:
@@ -69,7 +69,7 @@ def scan(group: Membership, array: Array, op: ReduceOpLike) -> Call:
 
 
 def exscan(group: Membership, array: Array, op: ReduceOpLike) -> Call:
-    """Check the arguments of exscan: the reduction over the ranks before this one."""
+    """Check the arguments of exscan."""
     name = "exscan"
     device, array_view, reduce_op = reducible(name, "array", array, op)
     if reduce_op is ReduceOp.AVG:
@@ -78,7 +78,7 @@ def exscan(group: Membership, array: Array, op: ReduceOpLike) -> Call:
 
 
 def all_gather(group: Membership, output_list: Arrays, array: Array) -> Call:
-    """Check the arguments of all_gather: every rank's array, in a list, on every rank."""
+    """Check the arguments of all_gather."""
     name = "all_gather"
     device, output_list_view = one_for_each_rank(name, "output_list", output_list, group.size, writable)
     other, array_view = readable(name, "array", array)
@@ -87,7 +87,7 @@ def all_gather(group: Membership, output_list: Arrays, array: Array) -> Call:
 
 
 def all_gather_single(group: Membership, output: Array, input: Array, form: str = "") -> Call:
-    """Check the arguments of all_gather_single: the same, in one array."""
+    """Check the arguments of all_gather_single."""
     name = "all_gather_single" + form
     device, output_view = writable(name, "output", output)
     other, input_view = readable(name, "input", input)
@@ -99,7 +99,7 @@ def all_gather_single(group: Membership, output: Array, input: Array, form: str 
 
 
 def gather(group: Membership, array: Array, gather_list: Any, root: int) -> Call:
-    """Check the arguments of gather: every rank's array, in a list, on one rank."""
+    """Check the arguments of gather."""
     name = "gather"
     root = rank(group, f"{name}: root", root)
     device, array_view = readable(name, "array", array)
@@ -111,7 +111,7 @@ def gather(group: Membership, array: Array, gather_list: Any, root: int) -> Call
 
 
 def scatter(group: Membership, output: Array, scatter_list: Any, root: int) -> Call:
-    """Check the arguments of scatter: one array of one rank's list to each rank."""
+    """Check the arguments of scatter."""
     name = "scatter"
     root = rank(group, f"{name}: root", root)
     device, output_view = writable(name, "output", output)
@@ -123,7 +123,7 @@ def scatter(group: Membership, output: Array, scatter_list: Any, root: int) -> C
 
 
 def reduce_scatter(group: Membership, output: Array, input_list: Arrays, op: ReduceOpLike) -> Call:
-    """Check the arguments of reduce_scatter: the reduction of the r-th arrays, on rank r."""
+    """Check the arguments of reduce_scatter."""
     name = "reduce_scatter"
     device, output_view = writable(name, "output", output)
     other, input_list_view = one_for_each_rank(name, "input_list", input_list, group.size, readable)
@@ -133,7 +133,7 @@ def reduce_scatter(group: Membership, output: Array, input_list: Arrays, op: Red
 
 
 def reduce_scatter_single(group: Membership, output: Array, input: Array, op: ReduceOpLike, form: str = "") -> Call:
-    """Check the arguments of reduce_scatter_single: the same, of one array."""
+    """Check the arguments of reduce_scatter_single."""
     name = "reduce_scatter_single" + form
     device, output_view = writable(name, "output", output)
     other, input_view = readable(name, "input", input)
@@ -146,7 +146,7 @@ def reduce_scatter_single(group: Membership, output: Array, input: Array, op: Re
 
 
 def all_to_all(group: Membership, output_list: Arrays, input_list: Arrays) -> Call:
-    """Check the arguments of all_to_all: one array from each rank to each rank."""
+    """Check the arguments of all_to_all."""
     name = "all_to_all"
     device, output_list_view = one_for_each_rank(name, "output_list", output_list, group.size, writable)
     other, input_list_view = one_for_each_rank(name, "input_list", input_list, group.size, readable)
@@ -162,7 +162,7 @@ def all_to_all(group: Membership, output_list: Arrays, input_list: Arrays) -> Ca
 
 
 def all_reduce_coalesced(group: Membership, arrays: Arrays, op: ReduceOpLike, form: str = "") -> Call:
-    """Check the arguments of all_reduce_coalesced: all_reduce of many arrays at once."""
+    """Check the arguments of all_reduce_coalesced."""
     name = "all_reduce_coalesced" + form
     device, arrays_view = array_list(name, "arrays", arrays, writable)
     reduce_op = reductions(name, "arrays", arrays_view, op)
@@ -170,7 +170,7 @@ def all_reduce_coalesced(group: Membership, arrays: Arrays, op: ReduceOpLike, fo
 
 
 def broadcast_coalesced(group: Membership, arrays: Arrays, root: int) -> Call:
-    """Check the arguments of broadcast_coalesced: broadcast of many arrays at once."""
+    """Check the arguments of broadcast_coalesced."""
     name = "broadcast_coalesced"
     root = rank(group, f"{name}: root", root)
     device, arrays_view = array_list(name, "arrays", arrays, readable if root == group.rank else writable)
@@ -178,7 +178,7 @@ def broadcast_coalesced(group: Membership, arrays: Arrays, root: int) -> Call:
 
 
 def all_gather_single_coalesced(group: Membership, outputs: Arrays, inputs: Arrays) -> Call:
-    """Check the arguments of all_gather_single_coalesced: all_gather_single of many arrays at once."""
+    """Check the arguments of all_gather_single_coalesced."""
     name = "all_gather_single_coalesced"
     device, outputs_view = array_list(name, "outputs", outputs, writable)
     other, inputs_view = array_list(name, "inputs", inputs, readable)
@@ -187,7 +187,7 @@ def all_gather_single_coalesced(group: Membership, outputs: Arrays, inputs: Arra
 
 
 def reduce_scatter_single_coalesced(group: Membership, outputs: Arrays, inputs: Arrays, op: ReduceOpLike) -> Call:
-    """Check the arguments of reduce_scatter_single_coalesced: reduce_scatter_single of many arrays at once."""
+    """Check the arguments of reduce_scatter_single_coalesced."""
     name = "reduce_scatter_single_coalesced"
     device, outputs_view = array_list(name, "outputs", outputs, writable)
     other, inputs_view = array_list(name, "inputs", inputs, readable)
@@ -197,7 +197,7 @@ def reduce_scatter_single_coalesced(group: Membership, outputs: Arrays, inputs: 
 
 
 def send(group: Membership, array: Array, dst: int, tag: int, form: str = "", is_blocking: bool = False) -> Call:
-    """Check the arguments of send: a message to one rank (isend)."""
+    """Check the arguments of send."""
     name = "send" + form
     device, array_view = readable(name, "array", array)
     dst = peer_number(group, name, "dst", dst, is_blocking)
@@ -206,7 +206,7 @@ def send(group: Membership, array: Array, dst: int, tag: int, form: str = "", is
 
 
 def recv(group: Membership, array: Array, src: int | None, tag: int, form: str = "", is_blocking: bool = False) -> Call:
-    """Check the arguments of recv: a message from one rank, or from any (irecv)."""
+    """Check the arguments of recv."""
     name = "recv" + form
     device, array_view = writable(name, "array", array)
     src = None if src is None else peer_number(group, name, "src", src, is_blocking)

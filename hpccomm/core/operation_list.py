@@ -40,7 +40,7 @@ class OperationSpec(NamedTuple):
 
     name: str  # in `hpccomm`, in `ProcessGroup` and in `Backend`
     arguments: tuple[str, ...]  # in the order of the method of `Backend`
-    summary: str = ""
+    summary: str = ""  # the contract of every backend: the docstring of its method
     is_asynchronous: bool = False  # it takes ``async_op``
     is_collected: bool = False  # a coalescing() block can collect it
     is_persistent: bool = False  # it has a ``*_init`` form
@@ -98,123 +98,164 @@ def _spec(name: str, arguments: str, summary: str, forms: str = "async", sizes: 
 OPERATIONS: dict[str, OperationSpec] = {
     spec.name: spec
     for spec in (
-        _spec("broadcast", "from_root array*, root root", "one rank's array to all", "async collected persistent"),
-        _spec("all_reduce", "inout array*, op op", "the reduction, on every rank", "async collected persistent"),
-        _spec("reduce", "to_root array*, root root, op op", "the reduction, on one rank"),
-        _spec("scan", "inout array*, prefix_op op", "the reduction over ranks 0 to this one"),
-        _spec("exscan", "inout array*, prefix_op op", "the reduction over the ranks before this one"),
+        _spec(
+            "broadcast",
+            "from_root array*, root root",
+            "Copy `array` of rank `root` into `array` of every rank",
+            "async collected persistent",
+        ),
+        _spec(
+            "all_reduce", "inout array*, op op", "Reduce `array` over the ranks, in place", "async collected persistent"
+        ),
+        _spec(
+            "reduce",
+            "to_root array*, root root, op op",
+            "Reduce `array` over the ranks, in place on rank `root`; on other ranks it is only read",
+        ),
+        _spec("scan", "inout array*, prefix_op op", "Reduce `array` over ranks 0 to this one, in place"),
+        _spec(
+            "exscan",
+            "inout array*, prefix_op op",
+            "Reduce `array` over the ranks before this one, in place; rank 0's is unchanged",
+        ),
         _spec(
             "all_gather",
             "out each outputs*:output_list, in array",
-            "every rank's array, in a list, on every rank",
+            "Copy `array` of rank r into `outputs[r]` of every rank; sizes may differ between ranks",
             sizes="outputs[rank] = array",
         ),
         _spec(
             "all_gather_single",
             "out output*, in array*:input",
-            "the same, in one array",
+            "Copy each rank's `array`, in rank order, into `output`, which is `size` times as large",
             "async collected persistent",
             "output = n * array",
         ),
         _spec(
             "gather",
             "in array, out each outputs:gather_list, root root",
-            "every rank's array, in a list, on one rank",
+            "Copy `array` of rank r into `outputs[r]` of rank `root`; `outputs` is None elsewhere",
             sizes="outputs[rank] = array",
         ),
         _spec(
             "scatter",
             "out output, in each inputs:scatter_list, root root",
-            "one array of one rank's list to each rank",
+            "Copy `inputs[r]` of rank `root` into `output` of rank r; `inputs` is None elsewhere",
             sizes="inputs[rank] = output",
         ),
         _spec(
             "reduce_scatter",
             "out output, in each inputs*:input_list, op op",
-            "the reduction of the r-th arrays, on rank r",
+            "Reduce `inputs[r]` over the ranks into `output` of rank r",
             sizes="inputs[rank] = output",
         ),
         _spec(
             "reduce_scatter_single",
             "out output*, in array*:input, op op",
-            "the same, of one array",
+            "Reduce the r-th equal part of `array` over the ranks into `output` of rank r",
             "async collected persistent",
             "array = n * output",
         ),
         _spec(
             "all_to_all",
             "out each outputs:output_list, in each inputs:input_list",
-            "one array from each rank to each rank",
+            "Copy `inputs[r]` of rank s into `outputs[s]` of rank r",
             sizes="outputs[rank] = inputs[rank]",
         ),
         _spec(
             "all_to_all_single",
             "out output, in array:input, splits output_counts:output_split_sizes, "
             "splits input_counts:input_split_sizes",
-            "the same, with parts of one array",
+            "Send `input_counts[r]` elements of `array` to rank r, receive into `output`; None: equal parts",
             "async persistent",
         ),
         _spec(
-            "all_reduce_coalesced", "inout many arrays*, op op", "all_reduce of many arrays at once", "async persistent"
+            "all_reduce_coalesced",
+            "inout many arrays*, op op",
+            "Reduce each of `arrays` in place, in one message per dtype",
+            "async persistent",
         ),
-        _spec("broadcast_coalesced", "from_root many arrays*, root root", "broadcast of many arrays at once"),
-        _spec("all_gather_coalesced", "out lists output_lists*, in many arrays", "all_gather of many arrays at once"),
+        _spec("broadcast_coalesced", "from_root many arrays*, root root", "Broadcast all of `arrays` in one message"),
+        _spec(
+            "all_gather_coalesced",
+            "out lists output_lists*, in many arrays",
+            "Copy `arrays[i]` of rank r into `output_lists[r][i]` of every rank, in one message",
+        ),
         _spec(
             "all_gather_single_coalesced",
             "out many outputs*, in many arrays*:inputs",
-            "all_gather_single of many arrays at once",
+            "Do all_gather_single for each pair of `outputs` and `arrays`, in one message",
             sizes="outputs = n * arrays",
         ),
         _spec(
             "reduce_scatter_single_coalesced",
             "out many outputs*, in many arrays*:inputs, op op",
-            "reduce_scatter_single of many arrays at once",
+            "Do reduce_scatter_single for each pair of `outputs` and `arrays`, in one message per dtype",
             sizes="arrays = n * outputs",
         ),
-        _spec("all_reduce_sparse", "value matrix, op op", "the sum of sparse matrices: what all_reduce does with one"),
-        _spec("send", "in array, peer dst, tag tag", "a message to one rank (isend)", "async persistent"),
+        _spec("all_reduce_sparse", "value matrix, op op", "Add up sparse matrices: what all_reduce does with one"),
+        _spec("send", "in array, peer dst, tag tag", "Send `array` to rank `dst` (isend)", "async persistent"),
         _spec(
             "recv",
             "out array, any_peer src, tag tag",
-            "a message from one rank, or from any (irecv)",
+            "Receive into `array` from rank `src` (None: any rank); without `async_op` return the sender's rank",
             "async persistent",
         ),
         _spec(
             "sendrecv",
             "in array, peer dst, out output, any_peer src, tag tag, tag recv_tag",
-            "a message each way at once",
+            "Send `array` to `dst` and receive `output` from `src` at once; the result is that of `recv`",
         ),
         _spec(
             "halo_exchange",
             "inout many arrays, value width, value axes, value corners",
-            "ghost cells, from the neighbours in a grid",
+            "Fill the ghost cells of `arrays` from the neighbours in a grid",
             "async persistent",
         ),
         _spec(
             "halo_accumulate",
             "inout many arrays, value width, value axes, value corners",
-            "the reverse: ghosts are added to their owners",
+            "Add the ghost cells of `arrays` to their owners: the reverse of halo_exchange",
             "async persistent",
         ),
         _spec(
             "redistribute",
             "out output, in array, value output_box, value input_box",
-            "from one layout of boxes to another",
+            "Change from one layout of boxes to another",
             "async persistent",
         ),
-        _spec("all_to_all_sparse", "value arrays", "arrays to some ranks, which do not know of it", "async unlike"),
-        _spec("barrier", "", "every rank has arrived"),
-        _spec("monitored_barrier", "value timeout, value wait_all_ranks", "the same, or who is missing", ""),
-        _spec("all_gather_object", "value obj", "every rank's Python object, on every rank"),
-        _spec("gather_object", "value obj, root root", "every rank's Python object, on one rank"),
-        _spec("broadcast_object_list", "value objects, root root", "one rank's Python objects to all"),
-        _spec("scatter_object_list", "value objects, root root", "one Python object of one rank's list to each rank"),
-        _spec("send_object_list", "value objects, peer dst, tag tag", "Python objects to one rank"),
-        _spec("recv_object_list", "any_peer src, tag tag", "Python objects from one rank, or from any"),
-        _spec("empty_shared", "value shape, value dtype", "an array that the ranks of a node share", ""),
-        _spec("empty_symmetric", "value shape, value dtype", "an array in memory that the GPUs of the group share", ""),
-        _spec("fence", "value array", "what was written to a node-shared array is there for all", ""),
-        _spec("coalescing", "value calls*", "what a coalescing() block has collected"),
+        _spec(
+            "all_to_all_sparse", "value arrays", "Send arrays to some ranks, which do not know of it", "async unlike"
+        ),
+        _spec("barrier", "", "Block until every rank has called it"),
+        _spec(
+            "monitored_barrier",
+            "value timeout, value wait_all_ranks",
+            "Block until every rank has called it, or raise DistTimeoutError with the missing ranks",
+            "",
+        ),
+        _spec("all_gather_object", "value obj", "Copy every rank's Python object to every rank"),
+        _spec("gather_object", "value obj, root root", "Copy every rank's Python object to one rank"),
+        _spec("broadcast_object_list", "value objects, root root", "Copy one rank's Python objects to all"),
+        _spec(
+            "scatter_object_list", "value objects, root root", "Copy one Python object of one rank's list to each rank"
+        ),
+        _spec("send_object_list", "value objects, peer dst, tag tag", "Send Python objects to one rank"),
+        _spec("recv_object_list", "any_peer src, tag tag", "Receive Python objects from one rank, or from any"),
+        _spec(
+            "empty_shared",
+            "value shape, value dtype",
+            "Make an array on each rank, in memory shared by the ranks of its node",
+            "",
+        ),
+        _spec(
+            "empty_symmetric",
+            "value shape, value dtype",
+            "Make an array on each rank, in GPU memory that NCCL has registered as symmetric",
+            "",
+        ),
+        _spec("fence", "value array", "Make the ranks' writes to the node-shared `array` visible to all of them", ""),
+        _spec("coalescing", "value calls*", "Do what a coalescing() block has collected"),
     )
 }
 
