@@ -43,6 +43,15 @@ def test_without_cython_or_with_an_old_one_nothing_is_compiled_and_nothing_fails
     assert capsys.readouterr().err.endswith("hpccomm: no compiled extension: no such syntax\n")
 
 
+def test_what_type_checkers_read_is_in_a_wheel() -> None:
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    packed = config["options.package_data"]
+    stubs = {file.parent.relative_to(ROOT) for file in (ROOT / "hpccomm").rglob("*.pyi")}
+    assert len(stubs) >= 2
+    assert not [folder for folder in stubs if "*.pyi" not in packed.get(".".join(folder.parts), "")]
+
+
 def test_without_a_compiler_nothing_is_compiled_and_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     def as_cython(extensions: Any, **options: Any) -> Any:  # it makes its own Extensions, and does not copy `optional`
         return [type(each)(each.name, each.sources) for each in extensions]
