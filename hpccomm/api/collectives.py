@@ -25,6 +25,7 @@ import numpy as np
 from ..core import calls
 from ..core.annotations import NAMED, Array, Integer
 from ..core.c10d_names import c10d_names, either
+from ..core.operation_list import OPERATIONS
 from ..core.reduce_op import SUM, ReduceOpLike
 from ..core.work import Work
 from .world import member
@@ -582,3 +583,6 @@ def monitored_barrier(
     everybody is here
     """
     return member(group).monitored_barrier(timeout, wait_all_ranks)
+
+
+__all__ = [name for name in OPERATIONS if name in globals()]
