@@ -35,26 +35,26 @@ def _list(case: Case) -> list[Any]:
     return [case.array(case.part) for _ in range(case.ranks)]
 
 
-@benchmark("all_reduce", busbw=lambda n: 2 * _share(n))
+@benchmark("all_reduce", mpi="Allreduce", busbw=lambda n: 2 * _share(n))
 def all_reduce(case: Case) -> Arrays:
     """Reduce an array over all ranks, in place."""
     return _in_place(case, lambda: case.reduced(case.count))
 
 
-@benchmark("reduce")
+@benchmark("reduce", mpi="Reduce")
 def reduce(case: Case) -> Arrays:
     """Reduce an array over all ranks, in place on one rank."""
     return _in_place(case, (lambda: case.reduced(case.count)) if case.rank == case.root else None)
 
 
-@benchmark("broadcast")
+@benchmark("broadcast", mpi="Bcast")
 def broadcast(case: Case) -> Arrays:
     """Copy one rank's array to all ranks."""
     arrays = _in_place(case, lambda: case.values(case.root, case.count))
     return arrays if case.rank == case.root else replace(arrays, given=None)
 
 
-@benchmark("all_gather_single", busbw=_share, shared=True)
+@benchmark("all_gather_single", mpi="Allgather", busbw=_share, shared=True)
 def all_gather_single(case: Case) -> Arrays:
     """Collect every rank's array in one array, on all ranks."""
     return Arrays(
@@ -71,7 +71,7 @@ def all_gather(case: Case) -> Arrays:
     return replace(all_gather_single(case), receive=_list(case))
 
 
-@benchmark("reduce_scatter_single", busbw=_share, shared=True)
+@benchmark("reduce_scatter_single", mpi="Reduce_scatter_block", busbw=_share, shared=True)
 def reduce_scatter_single(case: Case) -> Arrays:
     """Reduce an array and scatter the result in equal parts."""
     return Arrays(
@@ -88,7 +88,7 @@ def reduce_scatter(case: Case) -> Arrays:
     return replace(reduce_scatter_single(case), send=_list(case))
 
 
-@benchmark("all_to_all_single", busbw=_share, shared=True)
+@benchmark("all_to_all_single", mpi="Alltoall", busbw=_share, shared=True)
 def all_to_all_single(case: Case) -> Arrays:
     """Send a part of an array to each rank and receive one from each."""
     return Arrays(
@@ -124,19 +124,19 @@ def scatter(case: Case) -> Arrays:
     )
 
 
-@benchmark("scan")
+@benchmark("scan", mpi="Scan")
 def scan(case: Case) -> Arrays:
     """Reduce the arrays of ranks 0 to r, on rank r, in place."""
     return _in_place(case, lambda: case.reduced(case.count, range(case.rank + 1)))
 
 
-@benchmark("exscan")
+@benchmark("exscan", mpi="Exscan")
 def exscan(case: Case) -> Arrays:
     """Reduce the arrays of ranks 0 to r-1, on rank r, in place."""
     return _in_place(case, (lambda: case.reduced(case.count, range(case.rank))) if case.rank else None)
 
 
-@benchmark("barrier", sized=False)
+@benchmark("barrier", mpi="Barrier", sized=False)
 def barrier(case: Case) -> Arrays:
     """Wait for every rank."""
     return Arrays(receive=None)

@@ -169,6 +169,7 @@ class Benchmark:
     least_ranks: int = 1  # it is skipped on fewer ranks
     transfers: Callable[[Case], int] = lambda case: 1  # the number of transfers in a call; times are per transfer
     rate: bool = False  # True: the table shows messages per second
+    mpi: str = ""  # mpi4py's method, if one call of it is enough; otherwise RawMPI4py may have a method for it
 
     def case(self, rank: int, ranks: int, nbytes: int, dtype: np.dtype[Any], op: str = "sum") -> Case:
         """Return the case of about `nbytes`: at least one element, or one per rank if the ranks share the array."""

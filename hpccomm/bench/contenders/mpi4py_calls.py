@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from ...core.operation_list import OPERATIONS, OperationSpec
 from ...mpi import datatypes
-from ..registry import Arrays, Case
+from ..registry import BENCHMARKS, Arrays, Benchmark, Case
 from .contender import Call, Contender, Unsupported
 
 # The MPI standard has no half precisions.
@@ -39,38 +40,23 @@ class RawMPI4py(Contender):
     def receiver(self, array: Any, peer: int, async_op: bool) -> Call:
         return partial(self._method("Recv", async_op), described(array), peer, 0)
 
-    def all_reduce(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        operation = partial(self._method("Allreduce", async_op), MPI.IN_PLACE, reducible(arrays.receive), OPS[case.op])
-        return _averaged(operation, case, arrays.receive, async_op)
-
-    def reduce(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        is_root, buffer = case.rank == case.root, reducible(arrays.receive)
-        send, receive = (MPI.IN_PLACE, buffer) if is_root else (buffer, None)
-        operation = partial(self._method("Reduce", async_op), send, receive, OPS[case.op], case.root)
-        return _averaged(operation, case, arrays.receive if is_root else None, async_op)
-
-    def broadcast(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        return partial(self._method("Bcast", async_op), described(arrays.receive), case.root)
-
-    def all_gather_single(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        return partial(self._method("Allgather", async_op), described(arrays.send), described(arrays.receive))
-
-    def reduce_scatter_single(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        call = self._method("Reduce_scatter_block", async_op)
-        operation = partial(call, reducible(arrays.send), reducible(arrays.receive), OPS[case.op])
-        return _averaged(operation, case, arrays.receive, async_op)
-
-    def all_to_all_single(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        return partial(self._method("Alltoall", async_op), described(arrays.send), described(arrays.receive))
-
-    def scan(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        return partial(self._method("Scan", async_op), MPI.IN_PLACE, reducible(arrays.receive), _plain(case))
-
-    def exscan(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        return partial(self._method("Exscan", async_op), MPI.IN_PLACE, reducible(arrays.receive), _plain(case))
-
-    def barrier(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        return self._method("Barrier", async_op)
+    def _call(self, benchmark: Benchmark, case: Case, arrays: Arrays, async_op: bool) -> Call:
+        if not benchmark.mpi:
+            return super()._call(benchmark, case, arrays, async_op)
+        spec, given = OPERATIONS[benchmark.name], list[Any]()
+        has_root = "root" in spec.arguments
+        is_written = not has_root or case.rank == case.root
+        if arrays.receive is not None:
+            describe = reducible if spec.reduces else described
+            given = [describe(each) for each in (arrays.send, arrays.receive) if each is not None]
+        if spec.reduces:
+            if arrays.send is None:  # in place
+                given = [MPI.IN_PLACE, *given] if is_written else [*given, None]
+            given += [_op(spec, case)]
+        operation = partial(self._method(benchmark.mpi, async_op), *given, *[case.root] * has_root)
+        return (
+            _averaged(operation, case, arrays.receive if is_written else None, async_op) if spec.reduces else operation
+        )
 
     def sendrecv(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
         if async_op:
@@ -104,7 +90,7 @@ class RawMPI4py(Contender):
 
     def reduce_scatter(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
         packed = np.empty(case.count, case.dtype)
-        reduce = self.reduce_scatter_single(case, Arrays(arrays.receive, packed), False)
+        reduce = self._call(BENCHMARKS["reduce_scatter_single"], case, Arrays(arrays.receive, packed), False)
         return _coalesced(arrays.send, packed, reduce, packed, [], async_op)
 
     def all_to_all(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
@@ -176,8 +162,8 @@ def reducible(array: Any) -> list[Any]:
     return [array, DATATYPES[array.dtype]]
 
 
-def _plain(case: Case) -> MPI.Op:
-    if case.op == "avg":
+def _op(spec: OperationSpec, case: Case) -> MPI.Op:
+    if case.op == "avg" and any(role.kind == "prefix_op" for role in spec.roles):
         raise Unsupported("AVG has no meaning for a prefix")
     return OPS[case.op]
 

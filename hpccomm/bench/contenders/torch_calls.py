@@ -67,7 +67,10 @@ class TorchDistributed(TorchModel):
         return super().sendrecv(case, arrays, async_op)
 
     def _function(self, name: str) -> Any:
-        return getattr(self.library, name, None) or getattr(self.library, OLD_NAMES[name])
+        function = getattr(self.library, name, None) or getattr(self.library, OLD_NAMES.get(name, name), None)
+        if function is None:
+            raise Unsupported(f"torch has no {name}")
+        return function
 
     def _array(self, array: Any) -> Any:
         flat = array.reshape(-1)
