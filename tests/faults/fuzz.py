@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
 import hpccomm as hc
 from hpccomm import native
+from hpccomm.core.operation_list import OPERATIONS as SPECS
 from tests.arrays import LAYOUTS, reductions_of, values
 from tests.calls import CALLS, On
 from tests.matrix.cases import OVERLAPS, in_one_memory
@@ -138,9 +139,9 @@ class Program:
 
 
 OPERATIONS = [*CALLS, "sendrecv", "barrier"]
-ALIKE = ["all_reduce", "broadcast", "reduce", "scan", "exscan"]  # whose outputs are as large as their inputs
-COLLECTED = ["all_reduce", "broadcast", "all_gather_single", "reduce_scatter_single"]
-PERSISTENT = [*COLLECTED, "all_to_all_single", "all_reduce_coalesced"]
+ALIKE = [name for name in CALLS if [each.name for each in SPECS[name].roles if each.is_array] == ["array"]]  # in place
+COLLECTED = [name for name in CALLS if SPECS[name].is_collected]
+PERSISTENT = [name for name in CALLS if SPECS[name].is_persistent]
 OBJECTS = ["all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"]
 MESSAGES = ["isend and irecv", "batch", "persistent messages", "objects by message", "asynchronous objects"]
 OBJECT_TAG = 3  # and the next one: an array's receive would take objects that an earlier asynchronous receive expects

@@ -230,17 +230,12 @@ def bad_calls(name: str, group: hc.ProcessGroup) -> list[tuple[str, tuple[Any, .
                 longer = isinstance(value, list) and len(value) == len(argument) + 1
                 if not (longer and name in ("all_reduce_coalesced", "broadcast_coalesced")):
                     wrong(f"argument {place} is {str(value)[:60]}", place, value)
-    written = {
-        "all_reduce": 0, "scan": 0, "exscan": 0, "all_gather_single": 0, "scatter": 0, "reduce_scatter": 0,
-        "reduce_scatter_single": 0, "all_to_all_single": 0, "recv": 0, "sendrecv": 2,
-    }  # fmt: skip
-    if name in written:
-        wrong("a read-only output", written[name], np.broadcast_to(0.0, fine.arguments[written[name]].shape))
+    for place, role in enumerate(spec.roles):
+        if role.kind in ("out", "inout") and role.form == "one":
+            wrong("a read-only output", place, np.broadcast_to(0.0, fine.arguments[place].shape))
     sees_both = name != "scatter" or group.rank == 0  # the others have only what they receive
-    if (
-        name in ("all_gather_single", "reduce_scatter_single", "all_to_all_single", "scatter", "reduce_scatter")
-        and sees_both
-    ):
+    is_checked = spec.sizes or name == "all_to_all_single"
+    if is_checked and sees_both and (spec.roles[0].kind, spec.roles[0].form) == ("out", "one"):
         wrong("a size that does not fit", 0, np.zeros(4 * group.size + 3))
         wrong("another dtype", 0, fine.arguments[0].astype(np.float32))
     if name == "all_to_all_single":
