@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from hpccomm.core.operation_list import OPERATIONS
+from pathlib import Path
 
+from hpccomm import Backend
+from hpccomm.core.operation_list import OPERATIONS, OperationSpec
+
+PACKAGE = Path(__file__).parent.parent / "hpccomm"
 COMMAND = "python docs/operations_page.py > docs/guide/operations.md"
 PAGE = """\
 # Operations
@@ -15,8 +19,9 @@ All operations of a group, in one table. `hpccomm` has a function of each name, 
   `irecv`, and `coalescing` has `async_ops=True`. *coalescing*: a [coalescing block](coalescing.md) collects it; other
   operations are refused there. *persistent*: there is a [persistent form](repeated.md), `all_reduce_init` and so on.
 * **arguments in a hook**: the names in `operation.arguments` of a [hook](hooks.md), which are also the arguments of the
-  method of a [backend](backends.md). Ranks (`root`, `dst`, `src`) are ranks of the group. What has a \\* has
-  the same dtype and size on every rank; a dtype and an `op` or `root` are the same in any case.
+  method of a [backend](backends.md), and those in *what it does*. Ranks (`root`, `dst`, `src`) are ranks of the group.
+  What has a \\* has the same dtype and size on every rank; a dtype and an `op` or `root` are the same in any case.
+* **not on**: the backends that lack it. Python objects always go over MPI.
 
 {table}
 
@@ -27,14 +32,23 @@ $ {command}
 ```"""
 
 
+def lacking(spec: OperationSpec) -> list[str]:
+    """Return the transports whose class does not have the method of an operation."""
+    if not hasattr(Backend, spec.name):
+        return []
+    method = f"    def {spec.name.removesuffix('_coalesced')}("  # a coalesced one is made of the plain one
+    return [name for name in ("mpi", "gloo", "nccl") if method not in (PACKAGE / name / "backend.py").read_text()]
+
+
 def as_markdown() -> str:
     """Return the page."""
-    head = "operation", "what it does", "forms", "arguments in a hook"
+    head = "operation", "what it does", "forms", "not on", "arguments in a hook"
     rows: list[tuple[str, ...]] = [head, ("---",) * len(head)]
     for spec in OPERATIONS.values():
         has = {"async": spec.is_asynchronous, "coalescing": spec.is_collected, "persistent": spec.is_persistent}
         arguments = ", ".join(f"`{each}`" + "\\*" * (each in spec.alike) for each in spec.arguments)
-        rows.append((f"`{spec.name}`", spec.summary, ", ".join(form for form in has if has[form]), arguments))
+        forms = ", ".join(form for form in has if has[form])
+        rows.append((f"`{spec.name}`", spec.summary, forms, ", ".join(lacking(spec)), arguments))
     return PAGE.format(table="\n".join(f"| {' | '.join(row)} |" for row in rows), command=COMMAND)
 
 

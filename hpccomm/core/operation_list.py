@@ -193,7 +193,7 @@ OPERATIONS: dict[str, OperationSpec] = {
             "Do reduce_scatter_single for each pair of `outputs` and `arrays`, in one message per dtype",
             sizes="arrays = n * outputs",
         ),
-        _spec("all_reduce_sparse", "value matrix, op op", "Add up sparse matrices: what all_reduce does with one"),
+        _spec("all_reduce_sparse", "value matrix, op op", "Add sparse matrices; all_reduce calls it for one"),
         _spec("send", "in array, peer dst, tag tag", "Send `array` to rank `dst` (isend)", "async persistent"),
         _spec(
             "recv",
@@ -225,7 +225,10 @@ OPERATIONS: dict[str, OperationSpec] = {
             "async persistent",
         ),
         _spec(
-            "all_to_all_sparse", "value arrays", "Send arrays to some ranks, which do not know of it", "async unlike"
+            "all_to_all_sparse",
+            "value arrays",
+            "Send arrays to some ranks, which need not expect them",
+            "async unlike",
         ),
         _spec("barrier", "", "Block until every rank has called it"),
         _spec(
@@ -255,7 +258,7 @@ OPERATIONS: dict[str, OperationSpec] = {
             "",
         ),
         _spec("fence", "value array", "Make the ranks' writes to the node-shared `array` visible to all of them", ""),
-        _spec("coalescing", "value calls*", "Do what a coalescing() block has collected"),
+        _spec("coalescing", "value calls*", "Run the calls that a coalescing() block has collected"),
     )
 }
 
