@@ -11,6 +11,7 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
+from hpccomm.core.operation_list import OPERATIONS
 
 from .arrays import (
     ALL_DTYPES,
@@ -23,7 +24,7 @@ from .arrays import (
     dtype_name,
     reductions_of,
 )
-from .calls import On, perform
+from .calls import CALLS, On, perform
 
 pytestmark = pytest.mark.usefixtures("process_group")
 numeric = pytest.mark.parametrize("dtype", NUMERIC, ids=dtype_name)
@@ -55,9 +56,15 @@ def check(how: str, on: On, async_op: bool) -> None:
         assert_same(actual, expected, on, async_op)
 
 
-@pytest.mark.parametrize("how", [
-    "all_reduce", "reduce", "scan", "exscan", "reduce_scatter, uneven", "reduce_scatter_single, stacked",
-])  # fmt: skip
+VARIANTS = {
+    **dict.fromkeys(["reduce_scatter", "gather", "scatter", "all_to_all"], (", uneven",)),
+    **{"reduce_scatter_single": (", stacked",), "all_gather_single": ("", ", stacked")},
+    **dict.fromkeys(["all_gather", "all_to_all_single"], ("", ", uneven")),
+}
+SINGLE = [(name, name + variant) for name in CALLS if "coalesced" not in name for variant in VARIANTS.get(name, ("",))]
+
+
+@pytest.mark.parametrize("how", [how for name, how in SINGLE if OPERATIONS[name].reduces])
 @numeric
 def test_reductions(groups: Groups, dtype: Any, how: str) -> None:
     for op in reductions_of(dtype):
@@ -66,10 +73,7 @@ def test_reductions(groups: Groups, dtype: Any, how: str) -> None:
                 check(how, On(group, dtype, shape, op, layout), async_op)
 
 
-@pytest.mark.parametrize("how", [
-    "broadcast", "all_gather", "all_gather, uneven", "all_gather_single", "all_gather_single, stacked",
-    "gather, uneven", "scatter, uneven", "all_to_all, uneven", "all_to_all_single", "all_to_all_single, uneven",
-])  # fmt: skip
+@pytest.mark.parametrize("how", [how for name, how in SINGLE if not OPERATIONS[name].reduces])
 @every_dtype
 def test_moving(groups: Groups, dtype: Any, how: str) -> None:
     for group, layout, shape, async_op in cases(groups, how):
