@@ -48,6 +48,7 @@ group = GroupMember
 LATER = {
     name: module
     for module, names in {
+        "api.barriers": "barrier monitored_barrier",
         "api.blocks": "coalescing",
         "api.buckets": "GradientBuckets",
         "api.coalesced": "all_gather_coalesced all_gather_single_coalesced all_reduce_coalesced broadcast_coalesced "

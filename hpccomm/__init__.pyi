@@ -2,9 +2,9 @@
 
 from . import checkpoint as checkpoint
 from . import debug as debug
+from .api.barriers import monitored_barrier as monitored_barrier
 from .api.blocks import coalescing as coalescing
 from .api.buckets import GradientBuckets as GradientBuckets
-from .api.collectives import monitored_barrier as monitored_barrier
 from .api.groups import new_group as new_group
 from .api.groups import new_subgroups as new_subgroups
 from .api.groups import new_subgroups_by_enumeration as new_subgroups_by_enumeration
