@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import hpccomm as hc
 from hpccomm.core.operation_list import OF_GRIDS, OF_SEVERAL, OPERATIONS
 
 pytestmark = pytest.mark.serial
@@ -24,12 +23,6 @@ def test_the_page_of_operations_is_what_the_list_says() -> None:
     assert written == expected, f"{PAGE.name} is out of date; make it again, in the repository:\n    {MADE['COMMAND']}"
 
 
-@pytest.mark.parametrize("name", sorted(OPERATIONS.keys() - {"all_reduce_sparse"}))
-def test_every_operation_is_a_function_with_the_forms_of_the_list(name: str) -> None:
-    assert callable(getattr(hc, name))
-    assert hasattr(hc, f"{name}_init") == OPERATIONS[name].is_persistent
-
-
 # -- the places that have to know an operation: docs/adding-an-operation.md ------------------------------------------
 
 MADE_OF_OTHERS = {"all_reduce_sparse", "coalescing", "all_to_all_sparse"} | OF_SEVERAL | OF_GRIDS
@@ -39,9 +32,7 @@ ON_GPUS = {"empty_symmetric"}
 SHARED = {"empty_shared", "fence"} | ON_GPUS
 MEASURED = OF_ARRAYS - SHARED - {"send", "recv", "monitored_barrier"}  # messages are measured in patterns of their own
 IN_THE_MATRIX = OPERATIONS.keys() - SHARED - OF_GRIDS - {"coalescing", "all_to_all_sparse"}
-OF_GROUPS = OF_ARRAYS | OF_OBJECTS | OF_SEVERAL | {"all_to_all_sparse"}
 PLACES = {  # what a transport other than MPI lacks, the page of operations says
-    "hpccomm/core/operations.py and hpccomm/core/generated.py": OF_GROUPS,
     "hpccomm/mpi/backend.py": OF_ARRAYS - ON_GPUS,
     "hpccomm/mpi/objects.py": OF_OBJECTS | {"all_to_all_sparse"},
     "hpccomm/bench/operations.py": MEASURED,
