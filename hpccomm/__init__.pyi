@@ -62,7 +62,6 @@ from .api.signatures import reduce as reduce
 from .api.signatures import reduce_scatter as reduce_scatter
 from .api.signatures import reduce_scatter_single as reduce_scatter_single
 from .api.signatures import reduce_scatter_single_coalesced as reduce_scatter_single_coalesced
-from .api.signatures import ring_shift as ring_shift
 from .api.signatures import scan as scan
 from .api.signatures import scatter as scatter
 from .api.signatures import scatter_object_list as scatter_object_list
@@ -256,7 +255,6 @@ __all__ = [
     "reproducible_dot",
     "reproducible_norm",
     "reproducible_sum",
-    "ring_shift",
     "scan",
     "scatter",
     "scatter_object_list",

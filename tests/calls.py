@@ -181,13 +181,6 @@ def all_to_all_single(on: On) -> Good:
     return Good((output, on.layout(on.join(sent)), *sizes), {}, [(output, on.join(received))])
 
 
-@call_of
-def ring_shift(on: On) -> Good:
-    given = on.given()
-    output = on.empty(given[0])
-    return Good((output, on.layout(given[on.me])), {}, [(output, given[on.me - 1])])
-
-
 def _each(on: On, of: Callable[[int, Any, tuple[int, ...]], Any]) -> list[Any]:
     return [of(i, dtype, shape) for i, (dtype, shape) in enumerate(on.several)]
 

@@ -500,35 +500,4 @@ def all_to_all_single(
     return group.all_to_all_single(output, input, output_split_sizes, input_split_sizes, async_op)
 
 
-def ring_shift(output: Array, array: Array, group: Group | None = None, async_op: bool = False) -> Work | None:
-    """Pass the arrays on round a ring: `output` of rank r gets `array` of rank r-1, that of rank 0 the last rank's.
-
-    Parameters
-    ----------
-    output : array
-        Receives the previous rank's `array`: same dtype and number of elements, on every rank.
-    array : array
-        Is sent to the next rank.
-    group, async_op
-        As for :func:`all_reduce`.
-
-    Returns
-    -------
-    Work or None
-
-    Raises
-    ------
-    ValueError, TypeError
-        `output` has not the size or dtype of `array`.
-
-    Examples
-    --------
-    >>> previous = np.empty(1, int)
-    >>> hc.ring_shift(previous, np.array([hc.get_rank()]))
-    >>> previous  # on 4 ranks: array([3]), array([0]), array([1]), array([2])
-    array([0])
-    """
-    return member(group).ring_shift(output, array, async_op)
-
-
 __all__ = [name for name in OPERATIONS if name in globals()]

@@ -920,44 +920,6 @@ def all_to_all_single(
     async_op: bool,
 ) -> Work | None: ...
 @overload
-def ring_shift(output: Array, array: Array, group: Group | None = ..., async_op: Literal[False] = ...) -> None:
-    """Pass the arrays on round a ring: `output` of rank r gets `array` of rank r-1, that of rank 0 the last rank's.
-
-    Parameters
-    ----------
-    output : array
-        Receives the previous rank's `array`: same dtype and number of elements, on every rank.
-    array : array
-        Is sent to the next rank.
-    group, async_op
-        As for :func:`all_reduce`.
-
-    Returns
-    -------
-    Work or None
-
-    Raises
-    ------
-    ValueError, TypeError
-        `output` has not the size or dtype of `array`.
-
-    Examples
-    --------
-    >>> previous = np.empty(1, int)
-    >>> hc.ring_shift(previous, np.array([hc.get_rank()]))
-    >>> previous  # on 4 ranks: array([3]), array([0]), array([1]), array([2])
-    array([0])
-    """
-
-@overload
-def ring_shift(output: Array, array: Array, group: Group | None = ..., *, async_op: Literal[True]) -> Work: ...
-@overload
-def ring_shift(output: Array, array: Array, group: Group | None, async_op: Literal[True]) -> Work: ...
-@overload
-def ring_shift(output: Array, array: Array, group: Group | None = ..., *, async_op: bool) -> Work | None: ...
-@overload
-def ring_shift(output: Array, array: Array, group: Group | None, async_op: bool) -> Work | None: ...
-@overload
 def barrier(
     group: Group | None = ...,
     async_op: Literal[False] = ...,

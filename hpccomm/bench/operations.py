@@ -136,13 +136,6 @@ def exscan(case: Case) -> Arrays:
     return _in_place(case, (lambda: case.reduced(case.count, range(case.rank))) if case.rank else None)
 
 
-@benchmark("ring_shift")
-def ring_shift(case: Case) -> Arrays:
-    """Pass an array to the next rank."""
-    arrays = _in_place(case, lambda: case.values(case.left, case.count))
-    return replace(arrays, send=case.array(case.count))
-
-
 @benchmark("barrier", mpi="Barrier", sized=False)
 def barrier(case: Case) -> Arrays:
     """Wait for every rank."""

@@ -161,15 +161,6 @@ def all_to_all(group: Membership, output_list: Arrays, input_list: Arrays) -> Ca
     return Call(("all_to_all", device, output_list, (output_list_view, input_list_view)))
 
 
-def ring_shift(group: Membership, output: Array, array: Array) -> Call:
-    """Check the arguments of ring_shift."""
-    name = "ring_shift"
-    device, output_view = writable(name, "output", output)
-    other, array_view = readable(name, "array", array)
-    like(name, "output and array", device, output_view, other, array_view)
-    return Call(("ring_shift", device, output, (output_view, array_view)))
-
-
 def all_reduce_coalesced(group: Membership, arrays: Arrays, op: ReduceOpLike, form: str = "") -> Call:
     """Check the arguments of all_reduce_coalesced."""
     name = "all_reduce_coalesced" + form
@@ -331,11 +322,6 @@ class GeneratedOperations(Members):
         if not async_op and self.dispatcher.fast.all_to_all(output_list, input_list):
             return None
         return self.dispatcher.run(all_to_all(self, output_list, input_list), async_op)
-
-    @asynchronous_method
-    def ring_shift(self, output: Array, array: Array, async_op: bool = False) -> Work | None:
-        """See :func:`hpccomm.ring_shift`."""
-        return self.dispatcher.run(ring_shift(self, output, array), async_op)
 
     @asynchronous_method
     def all_reduce_coalesced(self, arrays: Arrays, op: ReduceOpLike = SUM, async_op: bool = False) -> Work | None:

@@ -72,10 +72,6 @@ class GeneratedBackend:
         """Send ``input_counts[r]`` elements of `array` to rank r, receive into `output`; None: equal parts."""
         raise self._lacks("all_to_all_single")
 
-    def ring_shift(self, output: Any, array: Any, async_op: bool) -> Work | None:
-        """Copy `array` of the previous rank, on a ring, into `output`."""
-        raise self._lacks("ring_shift")
-
     def send(self, array: Any, dst: int, tag: int, async_op: bool) -> Work | None:
         """Send `array` to rank `dst` (isend)."""
         raise self._lacks("send")

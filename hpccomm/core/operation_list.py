@@ -170,12 +170,6 @@ OPERATIONS: dict[str, OperationSpec] = {
             "async persistent",
         ),
         _spec(
-            "ring_shift",
-            "out output*, in array*",
-            "Copy `array` of the previous rank, on a ring, into `output`",
-            sizes="output = array",
-        ),
-        _spec(
             "all_reduce_coalesced",
             "inout many arrays*, op op",
             "Reduce each of `arrays` in place, in one message per dtype",

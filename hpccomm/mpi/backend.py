@@ -314,11 +314,6 @@ class MPIBackend(Backend):
             return None
         return self._pairwise(inputs, outputs, None, async_op)
 
-    def ring_shift(self, output: Any, array: Any, async_op: bool) -> Work | None:
-        sends, receives = [None] * self.size, [None] * self.size
-        sends[(self.rank + 1) % self.size], receives[self.rank - 1] = array, output
-        return self._pairwise(sends, receives, None, async_op)
-
     def all_to_all_single(
         self, output: Any, array: Any, output_counts: list[int] | None, input_counts: list[int] | None, async_op: bool
     ) -> Work | None:

@@ -182,13 +182,6 @@ class NCCLBackend(Backend):
         self._exchange(plan, outputs, plan.unaliased(inputs, outputs))
         return self._end(plan, async_op, (outputs, inputs))
 
-    def ring_shift(self, output: Any, array: Any, async_op: bool) -> Work | None:
-        plan = self._plan(async_op, output, array)
-        (sent,) = plan.unaliased([array], [output])
-        plan.send(sent, (self.rank + 1) % self.size)
-        plan.recv(plan.recv_buffer(output), (self.rank - 1) % self.size)
-        return self._end(plan, async_op, (output, array))
-
     def all_to_all_single(
         self, output: Any, array: Any, output_counts: list[int] | None, input_counts: list[int] | None, async_op: bool
     ) -> Work | None:
