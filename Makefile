@@ -83,6 +83,7 @@ lint: $(VENV)/.dev ## run ruff, mypy and pyright (also on every example), check 
 	$(BIN)/mypy --strict tests/types
 	$(BIN)/python tools/check-examples
 	tools/mutants --check
+	tools/check-english
 	$(BIN)/lint-imports --no-cache
 
 bench: $(VENV)/.cli $(if $(GLOO),$(VENV)/.gloo) ## run the benchmarks of docs/benchmarks.md (GLOO=1: with torch's gloo)

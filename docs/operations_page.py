@@ -19,8 +19,8 @@ All operations of a group, in one table. `hpccomm` has a function of each name, 
   `irecv`, and `coalescing` has `async_ops=True`. *coalescing*: a [coalescing block](coalescing.md) collects it; other
   operations are refused there. *persistent*: there is a [persistent form](repeated.md), `all_reduce_init` and so on.
 * **arguments in a hook**: the names in `operation.arguments` of a [hook](hooks.md), which are also the arguments of the
-  method of a [backend](backends.md), and those in *what it does*. Ranks (`root`, `dst`, `src`) are ranks of the group.
-  What has a \\* has the same dtype and size on every rank; a dtype and an `op` or `root` are the same in any case.
+  method of a [backend](backends.md), and those in *summary*. Ranks (`root`, `dst`, `src`) are ranks of the group.
+  Arguments with a \\* have the same dtype and size on every rank; a dtype, `op` or `root` always is the same.
 * **not on**: the backends that lack it. Python objects always go over MPI.
 
 {table}
@@ -42,7 +42,7 @@ def lacking(spec: OperationSpec) -> list[str]:
 
 def as_markdown() -> str:
     """Return the page."""
-    head = "operation", "what it does", "forms", "not on", "arguments in a hook"
+    head = "operation", "summary", "forms", "not on", "arguments in a hook"
     rows: list[tuple[str, ...]] = [head, ("---",) * len(head)]
     for spec in OPERATIONS.values():
         has = {"async": spec.is_asynchronous, "coalescing": spec.is_collected, "persistent": spec.is_persistent}
