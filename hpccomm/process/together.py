@@ -7,6 +7,7 @@ prints all of them and answers; a rank that gets no answer prints its own. No MP
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -113,7 +114,9 @@ def _is_said_by_another(address: str, rank: int, words: Words) -> bool:
     """Send the message to the collecting rank; return whether that rank has printed it."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(LONGEST_ANSWER)
-        connection.connect(address)
+        until = time.monotonic() + QUIET
+        while connection.connect_ex(address) == errno.ECONNREFUSED and time.monotonic() < until:
+            time.sleep(LOOK / 10)  # that rank has bound the address, and does not listen yet
         if _user_of(connection) == os.getuid():
             connection.sendall(json.dumps([rank, *_without_rank(rank, words)]).encode())
             connection.shutdown(socket.SHUT_WR)

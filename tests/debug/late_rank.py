@@ -107,6 +107,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "all_reduce, shared": lambda: hc.all_reduce(ready["shared"]),
     "all_reduce, single copy": lambda: hc.all_reduce(np.ones(2 << 20)),
     "all_reduce_coalesced": lambda: hc.all_reduce_coalesced([x, small]),
+    "all_reduced": lambda: hc.all_reduced(1.0),
     "all_reduce_coalesced_init": lambda: hc.all_reduce_coalesced_init([x, small]).free() or hc.barrier(),
     "all_reduce_init": lambda: hc.all_reduce_init(x).free() or hc.barrier(),
     "all_reduce_init, first": lambda: hc.all_reduce_init(x, group=ready["first"]).free() or hc.barrier(),
