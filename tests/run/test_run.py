@@ -298,7 +298,8 @@ def test_who_fails_before_mpi_is_there_ends_those_that_wait_for_it(fails: str, s
     names = [each.rank for each in LAUNCHERS]
     code = f"import os, sys\nif '1' in [os.environ.get(each) for each in {names}]:\n    {fails}\n"
     finished = launch(2, sys.executable, *WATCHED, "-c", code + "from mpi4py import MPI")
-    assert finished.returncode == status, finished.stderr
+    killed = {9} if MPI.get_vendor()[0] == "MPICH" else set()  # hydra's, if it sees the rank that it has killed first
+    assert finished.returncode in {status, *killed}, finished.stderr
     assert said in finished.stderr
 
 
