@@ -61,7 +61,7 @@ test-gpu: .venv-gpu/.cuda$(CUDA) ## run the tests of GPU arrays on this machine'
 test-torch: $(TORCH)/.torch ## run the tests of hpccomm inside PyTorch and of gloo, and PyTorch's own (installs 5 GB)
 	tools/test-torch $(TORCH)/bin "$(RANKS)" $(ARGS)
 
-test-foreign: $(FOREIGN)/.foreign ## run other projects' tests and programs under hpccomm run, and write the table of docs/guide/mpi4py-programs.md (installs 1 GB)
+test-foreign: $(FOREIGN)/.foreign ## run other projects' tests and programs under hpccomm run, and write the table of docs/how-to/mpi4py-programs.md (installs 1 GB)
 	$(FOREIGN)/bin/python -m tests.foreign.suite $(FOREIGN)/bin $(ARGS)
 	$(FOREIGN)/bin/python -m tests.foreign.pylops_twin $(FOREIGN)/bin
 	$(FOREIGN)/bin/python -m tests.foreign.exchanges $(FOREIGN)/bin
@@ -86,7 +86,7 @@ lint: $(VENV)/.dev ## run ruff, mypy and pyright (also on every example), check 
 	tools/check-english
 	$(BIN)/lint-imports --no-cache
 
-bench: $(VENV)/.cli $(if $(GLOO),$(VENV)/.gloo) ## run the benchmarks of docs/benchmarks.md (GLOO=1: with torch's gloo)
+bench: $(VENV)/.cli $(if $(GLOO),$(VENV)/.gloo) ## run the benchmarks of docs/reference/benchmarks.md (GLOO=1: with torch's gloo)
 	tools/run-bench $(BIN) $(MPI)
 
 docs: $(VENV)/.docs ## build the documentation in docs/_build

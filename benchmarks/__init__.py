@@ -1,4 +1,4 @@
-"""The measurements of docs/benchmarks.md that ``hpccomm bench`` does not make; they need a clone of the repository.
+"""The measurements of docs/reference/benchmarks.md that ``hpccomm bench`` does not make. They need a clone.
 
 ``mpiexec -n 2 python -m benchmarks.halo -b 64 -e 16M -f 16``, in the folder above this one. They measure and print with
 :mod:`hpccomm.bench`.

@@ -1,4 +1,4 @@
-"""The page of all operations, made from their list: ``python docs/operations_page.py > docs/guide/operations.md``."""
+"""The page of all operations, from their list: ``python docs/operations_page.py > docs/reference/operations.md``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hpccomm import Backend
 from hpccomm.core.operation_list import OPERATIONS, OperationSpec
 
 PACKAGE = Path(__file__).parent.parent / "hpccomm"
-COMMAND = "python docs/operations_page.py > docs/guide/operations.md"
+COMMAND = "python docs/operations_page.py > docs/reference/operations.md"
 PAGE = """\
 # Operations
 

@@ -53,7 +53,7 @@ ROW = re.compile(r"^\| `(\w+)` \| (there|other|not) \| (.*)\|$", re.M)
 
 def table() -> dict[str, tuple[str, str]]:
     """The rows of "Every name": whether it is there, and what is said."""
-    page = (ROOT / "docs" / "coming-from-torch.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-to" / "from-torch.md").read_text(encoding="utf-8")
     section = page.partition("## Every name")[2].partition("\n## ")[0]
     return {name: (state, said.strip()) for name, state, said in ROW.findall(section)}
 

@@ -1,4 +1,4 @@
-"""What operations hold beside the program's arrays: at most what docs/guide/arrays.md says, and nothing afterwards."""
+"""Memory of operations beside the program's arrays: at most what docs/concepts/arrays.md says, nothing afterwards."""
 
 from __future__ import annotations
 

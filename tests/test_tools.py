@@ -36,19 +36,14 @@ def report(folder: Path, *rows: dict[str, Any], ended: bool = True) -> None:
 WHOLE = [phase("test_a.py::test_good", when) for when in ("setup", "call", "teardown")]
 
 
-def test_a_failed_test_is_named_with_the_command_that_runs_it_alone(tmp_path: Path) -> None:
+def test_a_failed_test_is_named_with_its_command_and_error(tmp_path: Path) -> None:
     bad = [("setup", "passed"), ("call", "failed"), ("teardown", "passed")]
-    report(tmp_path, *WHOLE, *(phase("test_a.py::test_bad[1 2]", *each) for each in bad))
+    error = {"reprcrash": {"path": "a.py", "lineno": 7, "message": "[rank 1] assert 1\n  more"}}
+    report(tmp_path, *WHOLE, *(phase("test_a.py::test_bad[1 2]", *each, longrepr=error) for each in bad))
     said = tool("test-times", tmp_path, "--failed")
     assert said.returncode == 1
-    assert said.stdout == "1 failed. Alone:\n  X=1 tools/run-tests .venv/bin 2 'test_a.py::test_bad[1 2]'\n"
-
-
-def test_the_error_of_a_failed_test_stands_below_its_command(tmp_path: Path) -> None:
-    crash = {"path": "/a/test_a.py", "lineno": 7, "message": "[rank 1] assert 1 == 2\n  more"}
-    report(tmp_path, phase("test_a.py::test_bad", "call", "failed", longrepr={"reprcrash": crash}))
-    said = tool("test-times", tmp_path, "--failed").stdout
-    assert said.endswith("test_a.py::test_bad\n    /a/test_a.py:7: [rank 1] assert 1 == 2\n      more\n")
+    alone = "1 failed. Alone:\n  X=1 tools/run-tests .venv/bin 2 'test_a.py::test_bad[1 2]'\n"
+    assert said.stdout == f"{alone}    a.py:7: [rank 1] assert 1\n      more\n"
 
 
 def test_a_test_in_which_a_run_was_ended_has_failed(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The list of operations: the name, the arguments and the forms of each.
 
 It provides the argument names for hooks, the methods of `NonMember`, the table of the documentation
-(``docs/guide/operations.md``), and the matrix of the tests. Adding an operation begins with a line here.
+(``docs/reference/operations.md``), and the matrix of the tests. Adding an operation begins with a line here.
 """
 
 from __future__ import annotations

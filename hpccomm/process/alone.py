@@ -29,7 +29,7 @@ class Family(NamedTuple):
     srun_type: str  # srun --mpi=
 
 
-# The first name found in the version text counts. Tested with Slurm 22.05 (docs/guide/launching.md): Open MPI 4.1, 5.0,
+# The first name found in the version text counts. Tested, Slurm 22.05 (docs/how-to/launching.md): Open MPI 4.1, 5.0,
 # MPICH 4.0, 5.0. Others: Slurm's MPI guide ("Intel MPI supports only PMI-1 and PMI-2"; "HPE Cray PMI Support").
 FAMILIES = (
     Family("Open MPI", "pmix"),

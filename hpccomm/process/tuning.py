@@ -16,7 +16,7 @@ CAN_BE_NONE = ("node_bytes",)  # an upper limit, which may be 0
 
 
 class Tuning(NamedTuple):
-    """The table of docs/guide/benchmarking.md, in bytes. The defaults were measured on 2 ranks of one node."""
+    """The table of docs/how-to/benchmarking.md, in bytes. The defaults were measured on 2 ranks of one node."""
 
     segment_bytes: int = 2 << 20  # mpi/segments.py
     single_copy_bytes: int = 32 << 20  # mpi/single_copy.py

@@ -394,7 +394,7 @@ def test_mpich_lets_a_survivor_have_last_words_although_it_waits_in_mpi(tmp_path
         """
     file = tmp_path / "program.py"
     file.write_text(textwrap.dedent(program))
-    # see docs/guide/dead-ranks.md for the shell
+    # see docs/how-to/dead-ranks.md for the shell
     shell = ["sh", "-c", 'trap : USR1; "$@"; exit $?', "sh"]
     ended = launch(3, *shell, sys.executable, file, tmp_path, timeout=60, env={"MPIEXEC_ARGS": "-disable-auto-cleanup"})
     words = {path.name: path.read_text() for path in tmp_path.glob("*.txt")}

@@ -17,7 +17,7 @@ from ..launch import ROOT, clean_environment, launch
 pytestmark = pytest.mark.serial
 
 HERE = Path(__file__).resolve().parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "guide").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PROGRAM = re.compile(r"^```python\n# (\w+\.py).*\n(?:.*\n)*?```$", re.M)
 RUN = re.compile(r"^\$ mpiexec -n (\d) python (\w+\.py)\n((?:(?!\$ |```).*\n)+)", re.M)
 NOT_RUN = {

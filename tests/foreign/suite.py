@@ -1,7 +1,7 @@
 """Run the tests and programs of others with and without `hpccomm run`: python -m tests.foreign.suite BIN... (--help).
 
 What has been seen is kept in docs/mpi4py-programs.json, a row for each program and MPI; the table of
-docs/guide/mpi4py-programs.md is made from it.
+docs/how-to/mpi4py-programs.md is made from it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from ..launch import ROOT, clean_environment
 from .programs import FAULT, PROGRAMS, Program, folder_of
 
-SEEN, TABLE = ROOT / "docs" / "mpi4py-programs.json", ROOT / "docs" / "guide" / "mpi4py-programs.txt"
+SEEN, TABLE = ROOT / "docs" / "mpi4py-programs.json", ROOT / "docs" / "how-to" / "mpi4py-programs.txt"
 OWN_SUITE = "mpi4py"
 KNOWN = {  # of mpi4py's own tests
     "test_objmodel.TestObjModel.testCAPI": "a communicator that C makes is of mpi4py's own class, which is not the "

@@ -211,7 +211,7 @@ def test_a_dead_rank_ends_the_job(tmp_path: Path) -> None:
 
 @pytest.mark.skipif("MPICH" not in MPI.Get_library_version(), reason="Open MPI's launcher always ends the job")
 def test_a_dead_rank_where_the_launcher_lets_the_others_live(tmp_path: Path) -> None:
-    shell = ("sh", "-c", 'trap : USR1; "$@"; exit $?', "sh")  # docs/guide/dead-ranks.md
+    shell = ("sh", "-c", 'trap : USR1; "$@"; exit $?', "sh")  # docs/how-to/dead-ranks.md
     died = "os.kill(os.getpid(), signal.SIGKILL)"
     finished = hang(tmp_path, 3, died, "pass", *shell, MPIEXEC_ARGS="-disable-auto-cleanup")
     assert re.search(NEVER + "its process is gone", finished.stderr), finished.stderr
