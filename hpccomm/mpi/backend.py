@@ -42,7 +42,7 @@ from .layout import (
     unpacked,
     unpacked_any,
 )
-from .works import MPIWorks, ReceiveWork, SendReceiveWork, all_done, as_backend_error, done, joined, received
+from .works import MPIWork, MPIWorks, ReceiveWork, SendReceiveWork, all_done, as_backend_error, done, joined, received
 
 if TYPE_CHECKING:
     from ..core.persistent_work import PersistentWork
@@ -462,9 +462,12 @@ class MPIBackend(Backend):
     # -- point to point --------------------------------------------------------------------------
 
     def send(self, array: Any, dst: int, tag: int, async_op: bool) -> Work | None:
-        call = self.comm.Isend if async_op else self.comm.Send
         sent = send_buffer(array)
-        return done(call(message(sent), dst, tag), None, sent)
+        if not async_op and get_ident() == MAIN:
+            self.comm.Send(message(sent), dst, tag)
+            return None
+        work = MPIWork(self.comm.Isend(message(sent), dst, tag), None, (sent,))
+        return work if async_op else work.receive()
 
     def recv(self, array: Any, src: int | None, tag: int, async_op: bool) -> Work | int:
         buffer, finish = recv_buffer(array)

@@ -15,8 +15,14 @@ cdef class FastPath(Sparse):
         if peer == self.rank:
             return False
         cdef long long entry = note(self, SEND, PyArray_TYPE(x), PyArray_NBYTES(x), NOBODY, peer, label, False)
+        cdef char[STATUS_BYTES] status
+        cdef Handle request
         with nogil:
-            code = mpi.send(PyArray_DATA(x), count_of(x), type_of(x), peer, label, self.comm)
+            if may_block():
+                code = mpi.send(PyArray_DATA(x), count_of(x), type_of(x), peer, label, self.comm)
+            else:
+                code = mpi.isend(PyArray_DATA(x), count_of(x), type_of(x), peer, label, self.comm, &request)
+                code = code or wait_for(&request, status)
         return self.has_passed("send", entry, code, 0, 0)
 
     def recv(self, array, src, tag):

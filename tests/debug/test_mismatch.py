@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,6 @@ from tests.matrix.test_matrix import Opposite, every_form, perform
 COMM = MPI.COMM_WORLD
 SIZE = COMM.Get_size()
 OTHERS = [rank for rank in range(SIZE) if rank != 1]
-TIMEOUT = 1.0
 LINE = r"\S*test_mismatch\.py:\d+"
 
 pytestmark = [
@@ -28,17 +28,21 @@ pytestmark = [
 ]
 
 
-def detailed(monkeypatch: pytest.MonkeyPatch, timeout: float = 20) -> hc.ProcessGroup:
+def detailed(monkeypatch: pytest.MonkeyPatch) -> hc.ProcessGroup:
     """Make a group in which the ranks compare."""
     monkeypatch.setenv("HPCCOMM_DEBUG", "DETAIL")
-    return hc.ProcessGroup.on(COMM, timeout=timeout, name="dp")
+    return hc.ProcessGroup.on(COMM, timeout=20, name="dp")
 
 
-def leave(group: hc.ProcessGroup) -> None:
-    """Destroy a group; a rank that was late for its last exchange hears that first."""
-    with contextlib.suppress(hc.DistTimeoutError):
-        group.destroy()
-    group.destroy()
+@contextlib.contextmanager
+def short_limit(*groups: hc.ProcessGroup) -> Iterator[None]:
+    """Wait for one second only in these groups, until all ranks have done so."""
+    for group in groups:
+        group.timeout = timedelta(seconds=1)
+    yield
+    COMM.Barrier()
+    for group in groups:
+        group.timeout = timedelta(seconds=20)
 
 
 @pytest.fixture
@@ -634,30 +638,31 @@ def test_objects_from_any_rank_while_an_earlier_receive_waits(group: hc.ProcessG
 
 @pytest.mark.parametrize("missing", [0, 1])
 def test_one_skips_a_call(missing: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    group = detailed(monkeypatch, TIMEOUT)
-    if group.rank == missing:
-        COMM.Barrier()  # the others have given up
-    with pytest.raises(hc.DistTimeoutError) as caught:
-        hc.all_reduce(a(), group=group)
-    if group.rank != missing:
-        COMM.Barrier()
-        assert f"all_reduce #1 of 'dp': rank {missing} has not come within 1 s; " in str(caught.value)
+    group = detailed(monkeypatch)
+    with short_limit(group):
+        if group.rank == missing:
+            COMM.Barrier()  # the others have given up
+        with pytest.raises(hc.DistTimeoutError) as caught:
+            hc.all_reduce(a(), group=group)
+        if group.rank != missing:
+            COMM.Barrier()
+            assert f"all_reduce #1 of 'dp': rank {missing} has not come within 1 s; " in str(caught.value)
     assert re.search(rf"calls? {re.escape(ALL_REDUCE)} at {LINE}", str(caught.value))
-    COMM.Barrier()  # to ask who is late takes time, and the group's timeout is short
     still_works(group)
-    leave(group)
+    group.destroy()
 
 
 def test_two_groups_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = detailed(monkeypatch, TIMEOUT), detailed(monkeypatch, TIMEOUT)
+    first, second = detailed(monkeypatch), detailed(monkeypatch)
     order = (second, first) if first.rank == 1 else (first, second)
-    for group in order:
-        with pytest.raises(hc.DistTimeoutError, match=r"all_reduce #1 of 'dp': ranks? \d"):
-            hc.all_reduce(a(), group=group)
-        COMM.Barrier()
+    with short_limit(first, second):
+        for group in order:
+            with pytest.raises(hc.DistTimeoutError, match=r"all_reduce #1 of 'dp': ranks? \d"):
+                hc.all_reduce(a(), group=group)
+            COMM.Barrier()
     for group in (first, second):
         still_works(group)
-        leave(group)
+        group.destroy()
 
 
 OTHER_TAGS = {  # the objects or arrays sent and their tag, and those expected and their tag, with the tags in words
@@ -672,19 +677,20 @@ OTHER_TAGS = {  # the objects or arrays sent and their tag, and those expected a
 @pytest.mark.parametrize("source", [0, None], ids=["from 0", "from any"])
 def test_a_message_with_another_tag(name: str, source: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     is_array, tag, in_words, expects_array, other, expected = OTHER_TAGS[name]
-    group = detailed(monkeypatch, TIMEOUT)
+    group = detailed(monkeypatch)
     if group.rank == 0:
         passes(True, is_array, tag, 7, group)
     elif group.rank == 1:
+        group.timeout = timedelta(seconds=1)
         with pytest.raises(hc.DistTimeoutError) as caught:
             passes(False, expects_array, other, 7, group, source)
+        group.timeout = timedelta(seconds=20)
         call, sender = "recv" if expects_array else "recv_object_list", "any rank" if source is None else "rank 0"
         assert f"{call} #1 of 'dp': no message from {sender} with tag {expected} within 1 s" in str(caught.value)
         assert f"a message of rank 0 with tag {in_words} is waiting" in str(caught.value)
         passes(False, is_array, tag, 7, group)
-    COMM.Barrier()
     still_works(group)
-    leave(group)
+    group.destroy()
 
 
 # -- what is right -----------------------------------------------------------------------------------
