@@ -45,17 +45,18 @@ ScatterOptions send send_object_list set_timeout shrink_group split_group Store 
 """
 EXPORTED = NAMES.split()
 
-ROW = re.compile(r"^\| `(\w+)` \| (there|other|not) \| (.*)\|$", re.M)
+ROW = re.compile(r"^\| (`\w+`(?:, `\w+`)*) \| (there|other|not) \| (.*)\|$", re.M)
 
 
 # -- the table of the documentation --------------------------------------------------------------------
 
 
 def table() -> dict[str, tuple[str, str]]:
-    """The rows of "Every name": whether it is there, and what is said."""
+    """The names in the rows of "Every name": whether each is there, and the remark."""
     page = (ROOT / "docs" / "how-to" / "from-torch.md").read_text(encoding="utf-8")
     section = page.partition("## Every name")[2].partition("\n## ")[0]
-    return {name: (state, said.strip()) for name, state, said in ROW.findall(section)}
+    rows = ROW.findall(section)
+    return {name: (state, said.strip()) for names, state, said in rows for name in re.findall(r"\w+", names)}
 
 
 def test_every_name_of_torch_has_a_row_that_is_true() -> None:

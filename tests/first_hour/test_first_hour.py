@@ -25,7 +25,6 @@ NOT_RUN = {
     "fail.py": "a traceback with paths",
     "halo.py": "times",
     "missing.py": "a time-out, whose seconds differ",
-    "overhead.py": "times",
 }
 
 
