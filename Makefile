@@ -79,6 +79,8 @@ lint: $(VENV)/.dev ## run ruff, mypy and pyright (also on every example), check 
 	$(BIN)/python tools/check-budgets
 	$(BIN)/python tools/write-operations --check
 	$(BIN)/python tools/write-signatures --check
+	$(BIN)/python docs/command_line_page.py --check
+	$(BIN)/python docs/drawings.py --check
 	$(BIN)/mypy --strict hpccomm benchmarks
 	$(BIN)/mypy --strict tests/types
 	$(BIN)/python tools/check-examples

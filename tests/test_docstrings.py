@@ -116,7 +116,7 @@ def test_each_environment_variable_is_in_the_table() -> None:
         for file in (root / "hpccomm").rglob("*.py")
         for name in re.findall(r"\bHPCCOMM_[A-Z_]*[A-Z]\b", file.read_text(encoding="utf-8"))
     }
-    page = (root / "docs" / "how-to" / "launching.md").read_text(encoding="utf-8")
+    page = (root / "docs" / "reference" / "variables.md").read_text(encoding="utf-8")
     assert used == VARIABLES == set(re.findall(r"^\| `(HPCCOMM_[A-Z_]+)", page, re.M))
 
 

@@ -1,4 +1,4 @@
-"""Shared by tools/write-operations and tools/write-signatures: write or compare the text of a module."""
+"""Shared by the scripts that generate files: write or compare a text."""
 
 from __future__ import annotations
 
@@ -29,4 +29,5 @@ def write(file: Path, text: str) -> None:
     if sys.argv[1:] != ["--check"]:
         file.write_text(text, encoding="utf-8")
     elif file.read_text(encoding="utf-8") != text:
-        sys.exit(f"{file.relative_to(ROOT)} is out of date: run tools/{Path(sys.argv[0]).name}")
+        script = Path(sys.argv[0]).resolve().relative_to(ROOT)
+        sys.exit(f"{file.relative_to(ROOT)} is out of date: run {script}")

@@ -16,7 +16,7 @@ from .. import native
 from .stderr import tell
 from .tuning import Tuning, tuning
 
-# docs/how-to/launching.md describes each of them.
+# docs/reference/variables.md describes each of them.
 VARIABLES = {
     *(
         "HPCCOMM_ABORT_ON_EXCEPTION",
@@ -35,7 +35,7 @@ GPU_PROVIDER = "HPCCOMM_GPU_PROVIDER"
 
 
 class Settings(NamedTuple):
-    """The settings of a job, from the variables of docs/how-to/launching.md."""
+    """The settings of a job, from the variables of docs/reference/variables.md."""
 
     tuning: Tuning = Tuning()  # HPCCOMM_TUNING, HPCCOMM_SEGMENT_BYTES
     cuda_aware: bool = False  # whether MPI gets GPU pointers: HPCCOMM_CUDA_AWARE, or MPI's own answer on all ranks
