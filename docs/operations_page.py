@@ -15,12 +15,14 @@ PAGE = """\
 All operations of a group, in one table. `hpccomm` has a function of each name, or a class (`coalescing`), except
 `all_reduce_sparse`, which is `all_reduce` of a sparse matrix. The columns:
 
-* **forms**: *async* takes `async_op=True` and returns a [Work](async.md); for `send` and `recv` these are `isend` and
-  `irecv`, and `coalescing` has `async_ops=True`. *coalescing*: a [coalescing block](coalescing.md) collects it; other
-  operations are refused there. *persistent*: there is a [persistent form](repeated.md), `all_reduce_init` and so on.
-* **arguments in a hook**: the names in `operation.arguments` of a [hook](hooks.md), which are also the arguments of the
-  method of a [backend](backends.md), and those in *summary*. Ranks (`root`, `dst`, `src`) are ranks of the group.
-  Arguments with a \\* have the same dtype and size on every rank; a dtype, `op` or `root` always is the same.
+* **forms**: *async* takes `async_op=True` and returns a [Work](../concepts/async.md); for `send` and `recv` these are
+  `isend` and `irecv`, and `coalescing` has `async_ops=True`. *coalescing*: a [coalescing
+  block](../concepts/coalescing.md) collects it; other operations are refused there. *persistent*: there is a
+  [persistent form](../concepts/repeated.md), `all_reduce_init` and so on.
+* **arguments in a hook**: the names in `operation.arguments` of a [hook](../how-to/hooks.md), which are also the
+  arguments of the method of a [backend](../how-to/backends.md), and those in *summary*. Ranks (`root`, `dst`, `src`)
+  are ranks of the group. Arguments with a \\* have the same dtype and size on every rank; a dtype, `op` or `root`
+  always is the same.
 * **not on**: the backends that lack it. Python objects always go over MPI.
 
 {table}

@@ -54,11 +54,11 @@ def test_no_place_has_forgotten_an_operation(file: str) -> None:
     assert not missing, f"{file} has no {', '.join(sorted(missing))}: see docs/adding-an-operation.md"
 
 
-def test_the_concept_pages_speak_of_every_operation() -> None:
-    pages = (ROOT / "docs" / "concepts").glob("*.md")
+def test_the_guides_speak_of_every_operation() -> None:
+    pages = [page for part in ("concepts", "how-to") for page in (ROOT / "docs" / part).glob("*.md")]
     text = "\n".join(API_PAGES["written_out"](page.read_text(encoding="utf-8")) for page in pages)
     silent = [name for name in OPERATIONS if f"`{name}" not in text and f"hc.{name}" not in text]
-    assert not silent, f"no page of docs/concepts has {', '.join(silent)}"
+    assert not silent, f"no page of docs/concepts or docs/how-to has {', '.join(silent)}"
 
 
 def test_the_list_of_places_is_on_the_page_for_those_who_add_one() -> None:
