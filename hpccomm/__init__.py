@@ -27,11 +27,15 @@ from .core.reduce_op import ReduceOp
 from .core.registry import BackendConfig, is_backend_available, register_backend
 from .core.work import CompletedWork, Work, WorkStatus
 from .errors import (
+    CheckpointWarning,
     DistBackendError,
     DistError,
     DistNetworkError,
     DistStoreError,
     DistTimeoutError,
+    HpccommDeprecationWarning,
+    HpccommWarning,
+    NonMemberWarning,
     RankFailedError,
     TooFewSparesError,
     UnsupportedOperationError,
@@ -86,6 +90,7 @@ __all__ = [
     "Backend",
     "BackendConfig",
     "BackendOptions",
+    "CheckpointWarning",
     "CompletedWork",
     "DistBackendError",
     "DistError",
@@ -93,6 +98,9 @@ __all__ = [
     "DistStoreError",
     "DistTimeoutError",
     "GroupMember",
+    "HpccommDeprecationWarning",
+    "HpccommWarning",
+    "NonMemberWarning",
     "ProcessGroup",
     "RankFailedError",
     "ReduceOp",

@@ -109,11 +109,15 @@ from .domains.halos import halo_accumulate_init as halo_accumulate_init
 from .domains.halos import halo_exchange_init as halo_exchange_init
 from .domains.redistribution import block as block
 from .domains.redistribution import redistribute_init as redistribute_init
+from .errors import CheckpointWarning as CheckpointWarning
 from .errors import DistBackendError as DistBackendError
 from .errors import DistError as DistError
 from .errors import DistNetworkError as DistNetworkError
 from .errors import DistStoreError as DistStoreError
 from .errors import DistTimeoutError as DistTimeoutError
+from .errors import HpccommDeprecationWarning as HpccommDeprecationWarning
+from .errors import HpccommWarning as HpccommWarning
+from .errors import NonMemberWarning as NonMemberWarning
 from .errors import RankFailedError as RankFailedError
 from .errors import TooFewSparesError as TooFewSparesError
 from .errors import UnsupportedOperationError as UnsupportedOperationError
@@ -140,6 +144,7 @@ __all__ = [
     "BackendConfig",
     "BackendOptions",
     "BackendOverMPI",
+    "CheckpointWarning",
     "CompletedWork",
     "DistBackendError",
     "DistError",
@@ -153,7 +158,10 @@ __all__ = [
     "GroupMember",
     "HashStore",
     "Hook",
+    "HpccommDeprecationWarning",
+    "HpccommWarning",
     "NonMember",
+    "NonMemberWarning",
     "Operation",
     "P2POp",
     "PersistentWork",

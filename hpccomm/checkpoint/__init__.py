@@ -27,7 +27,7 @@ from ..core.arrays import Array
 from ..core.group import ProcessGroup
 from ..core.non_member import Group, NonMember
 from ..core.work import CompletedWork, Work
-from ..errors import on_rank
+from ..errors import CheckpointWarning, on_rank
 from .async_saving import AsyncSaves
 from .destination import Destination
 from .files import steps_in
@@ -147,7 +147,7 @@ def save(
         everything goes to `folder`.
     partner : bool
         With `local`: copy each rank's file to a rank of the next node, so that losing a node loses no checkpoint.
-        RuntimeWarning if there is only one node.
+        CheckpointWarning if there is only one node.
     drain_every : int or None
         With `local`: every how many checkpoints one also goes to `folder`. 1: each one; None: none.
     group
@@ -185,7 +185,7 @@ def save(
     levels = Levels.of(found, Path(folder), local, partner, drain_every, lambda: AsyncSaves.of(found).own)
     saving = Saving("checkpoint.save", found, Destination(Path(folder)), step, given, axis, levels=levels)
     for text in saving.run(metadata, keep, overwrite):
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        warnings.warn(text, CheckpointWarning, stacklevel=2)
 
 
 def save_async(

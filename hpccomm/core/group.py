@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
-from ..errors import DistError, DistStoreError, on_rank
+from ..errors import DistError, DistStoreError, HpccommWarning, on_rank
 from ..job import failures, mpi_library
 from ..process.excepthook import end_with
 from ..process.proc import MAPPED_LATER, take_names_away
@@ -378,7 +378,7 @@ class ProcessGroup(Operations):
             Inside a coalescing() block.
         """
         for text in self._destroy():  # last: with -W error, warnings raise, and only on some ranks
-            warnings.warn(text, RuntimeWarning, stacklevel=3)
+            warnings.warn(text, HpccommWarning, stacklevel=3)
 
     def _destroy(self) -> list[str]:
         """Destroy the group; return the warnings."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeAlias
 
-from ..errors import on_rank
+from ..errors import NonMemberWarning, on_rank
 from .group import ProcessGroup
 from .members import abridged
 from .operation_list import OPERATIONS
@@ -77,7 +77,7 @@ class NonMember:
         if not self._has_warned:
             self._has_warned = True
             message = f"{operation}: this rank is not in {self!r}; nothing is done{on_rank()}"
-            warnings.warn(message, RuntimeWarning, stacklevel=stacklevel + 1)
+            warnings.warn(message, NonMemberWarning, stacklevel=stacklevel + 1)
 
     def group_rank(self, global_rank: int) -> int:
         """Return the group rank of a global rank; ValueError if it is not a member."""
