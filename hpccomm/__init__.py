@@ -18,6 +18,7 @@ from .api.world import (
     is_mpi_available,
     is_nccl_available,
 )
+from .core import renamed
 from .core.arrays import device_of, register_device
 from .core.backend import Backend
 from .core.group import ProcessGroup
@@ -64,7 +65,7 @@ LATER = {
         "domains.grids": "Grid init_device_mesh new_grid",
         "api.groups": "new_group new_subgroups new_subgroups_by_enumeration split_group",
         "domains.halos": "halo_accumulate halo_accumulate_init halo_exchange halo_exchange_init",
-        "domains.redistribution": "block redistribute redistribute_init",
+        "domains.redistribution": "block_slice redistribute redistribute_init",
         "mpi.over_mpi": "BackendOverMPI",
         "api.objects": "all_gather_object broadcast_object_list gather_object recv_object_list "
         "scatter_object_list send_object_list",
@@ -85,6 +86,8 @@ LATER = {
     }.items()
     for name in names.split()
 }
+
+RENAMED = {"block": "block_slice"}  # deprecated names
 
 __all__ = [
     "Backend",
@@ -141,6 +144,8 @@ def __getattr__(name: str) -> Any:
         return import_module(f"{__name__}.{name}")
     if name == "world" and is_initialized():
         return GroupMember.WORLD
+    if name in RENAMED:
+        renamed.warn(f"hpccomm.{name}", name := RENAMED[name])
     if name in LATER:
         return _later(name)
     from .core.mpi4py_names import instead_of

@@ -107,7 +107,7 @@ from .domains.grids import init_device_mesh as init_device_mesh
 from .domains.grids import new_grid as new_grid
 from .domains.halos import halo_accumulate_init as halo_accumulate_init
 from .domains.halos import halo_exchange_init as halo_exchange_init
-from .domains.redistribution import block as block
+from .domains.redistribution import block_slice as block_slice
 from .domains.redistribution import redistribute_init as redistribute_init
 from .errors import CheckpointWarning as CheckpointWarning
 from .errors import DistBackendError as DistBackendError
@@ -197,7 +197,7 @@ __all__ = [
     "all_to_all_sparse",
     "barrier",
     "batch_isend_irecv",
-    "block",
+    "block_slice",
     "broadcast",
     "broadcast_coalesced",
     "broadcast_init",

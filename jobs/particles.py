@@ -42,7 +42,7 @@ class Water:
     """The depth of the water in this rank's block of cells, with a ghost around it."""
 
     def __init__(self, grid: hc.Grid, size: int, per_cell: int) -> None:
-        self.box = tuple(hc.block(size, ranks, at) for ranks, at in zip(grid.dims, grid.coords))
+        self.box = tuple(hc.block_slice(size, ranks, at) for ranks, at in zip(grid.dims, grid.coords))
         self.per_cell = per_cell
         self.depth = np.zeros([each.stop - each.start + 2 for each in self.box])
         self.own = self.depth[1:-1, 1:-1]
@@ -91,7 +91,7 @@ def send_to_owners(particles: Particles, grid: hc.Grid, size: int) -> Particles:
     """Send particles to the ranks whose blocks they are in, and return those that are in this rank's."""
     coords = []
     for axis, ranks in enumerate(grid.dims):
-        starts = [hc.block(size, ranks, at).start for at in range(ranks)]
+        starts = [hc.block_slice(size, ranks, at).start for at in range(ranks)]
         coords.append(np.searchsorted(starts, particles.places[:, axis], side="right") - 1)
     owners = np.asarray(np.ravel_multi_index(coords, grid.dims))
     stays = owners == grid.rank
@@ -181,7 +181,7 @@ def draw(depth: np.ndarray, records: np.ndarray, grid: hc.Grid, file: Path) -> N
     left.set_title(f"after {len(records) - 1} steps")
     for axis, draw_line in enumerate((left.axhline, left.axvline)):
         for at in range(1, grid.dims[axis]):
-            draw_line(hc.block(len(depth), grid.dims[axis], at).start - 0.5, color="black", linewidth=0.5)
+            draw_line(hc.block_slice(len(depth), grid.dims[axis], at).start - 0.5, color="black", linewidth=0.5)
     energy = energies(records, len(depth))
     times = TIME_STEP * np.arange(len(records))
     right.plot(times, energy, label=["of the motion", "of the depth"])
@@ -229,7 +229,7 @@ def main() -> int:
             )
 
         water = Water(grid, size, per_cell)
-        share = hc.block(count, world.size, world.rank)
+        share = hc.block_slice(count, world.size, world.rank)
         particles = first_particles(np.arange(share.start, share.stop), size, options.per_side)
         hc.barrier()
         start = time.perf_counter()

@@ -171,7 +171,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "PersistentWork.wait, halo": lambda: started("halo").wait(),
     "PersistentWork.wait, large": lambda: started("large").wait(),
     "ProcessGroup.destroy": lambda: ready["group"].destroy(),
-    "ProcessGroup.on": lambda: hc.ProcessGroup.on(MPI.COMM_WORLD),
+    "ProcessGroup.from_comm": lambda: hc.ProcessGroup.from_comm(MPI.COMM_WORLD),
     "Work, awaited": lambda: asyncio.run(awaited()),
     "Work, large": lambda: work(np.ones(2 << 20)).wait(),
     "Work.exception": lambda: poll(functools.partial(has_ended, work()), 0.05),

@@ -340,7 +340,7 @@ def test_a_recording_forgets_groups_that_have_gone_and_have_no_records(is_fast: 
         assert recorder is not None
         there = len(recorder.groups)  # of other tests
         for _ in range(2 * there + 3 * recorders.FEW):
-            with hc.ProcessGroup.on(MPI.COMM_SELF) as group:
+            with hc.ProcessGroup.from_comm(MPI.COMM_SELF) as group:
                 hc.barrier(group) if is_fast else hc.all_reduce(np.ones(1 << 17), group=group)
         assert len(recorder.groups) <= max(recorders.FEW, 2 * (there + 4))
         assert len(recorder._places) <= len(recorder.groups)

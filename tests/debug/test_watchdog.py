@@ -283,7 +283,7 @@ def test_an_exception_beside_a_library_s_group_is_named(tmp_path: Path) -> None:
     program = """
         import numpy as np, hpccomm as hc
         from mpi4py import MPI
-        group = hc.ProcessGroup.on(MPI.COMM_WORLD, timeout=2, name="mine")
+        group = hc.ProcessGroup.from_comm(MPI.COMM_WORLD, timeout=2, name="mine")
         if group.rank == 1:
             raise ValueError("no such file")
         hc.all_reduce(np.ones(3), group=group)
@@ -302,7 +302,7 @@ def test_an_early_end_beside_a_library_s_group_is_named_and_leaves_no_report(ran
     program = f"""
         import sys, numpy as np, hpccomm as hc
         from mpi4py import MPI
-        group = hc.ProcessGroup.on(MPI.COMM_WORLD, timeout=3, name="mine")
+        group = hc.ProcessGroup.from_comm(MPI.COMM_WORLD, timeout=3, name="mine")
         if str(group.rank) in "{ranks}":
             hc.all_reduce(np.ones(3), group=group)
         """
