@@ -77,7 +77,7 @@ LATER = {
         "get_process_group_ranks get_rank get_world_size",
         "exact.reproducible": "reproducible_dot reproducible_norm reproducible_sum",
         "api.shared": "empty_shared empty_symmetric fence peer_view",
-        "api.sparse": "all_to_all_sparse",
+        "api.sparse": "exchange_sparse",
         "store": "FileStore HashStore PrefixStore QueueEmptyError Store TCPStore",
         "api.survivors": "agree replace_failed shrink_group",
         "tasks": "RankExecutor executor",
@@ -87,7 +87,7 @@ LATER = {
     for name in names.split()
 }
 
-RENAMED = {"block": "block_slice"}  # deprecated names
+RENAMED = {"all_to_all_sparse": "exchange_sparse", "block": "block_slice"}  # deprecated names
 
 __all__ = [
     "Backend",

@@ -68,7 +68,7 @@ from .api.signatures import scatter_object_list as scatter_object_list
 from .api.signatures import send as send
 from .api.signatures import send_object_list as send_object_list
 from .api.signatures import sendrecv as sendrecv
-from .api.sparse import all_to_all_sparse as all_to_all_sparse
+from .api.sparse import exchange_sparse as exchange_sparse
 from .api.survivors import agree as agree
 from .api.survivors import replace_failed as replace_failed
 from .api.survivors import shrink_group as shrink_group
@@ -194,7 +194,6 @@ __all__ = [
     "all_to_all",
     "all_to_all_single",
     "all_to_all_single_init",
-    "all_to_all_sparse",
     "barrier",
     "batch_isend_irecv",
     "block_slice",
@@ -208,6 +207,7 @@ __all__ = [
     "device_of",
     "empty_shared",
     "empty_symmetric",
+    "exchange_sparse",
     "executor",
     "exscan",
     "fence",

@@ -3,7 +3,7 @@
     mpiexec -n 4 python jobs/particles.py
 
 The ranks stand on a periodic grid, and each owns a block of cells and the particles in it. In each step, particles that
-have left the block are sent to their owners, which do not know of them in advance (all_to_all_sparse). Each particle
+have left the block are sent to their owners, which do not know of them in advance (exchange_sparse). Each particle
 deposits its water into nine cells; some are ghosts, which are added to the neighbours' cells (halo_accumulate_init).
 Then the ghosts get the depth of the water there (halo_exchange_init), and its slope pushes the particles.
 
@@ -98,7 +98,7 @@ def send_to_owners(particles: Particles, grid: hc.Grid, size: int) -> Particles:
     leaving = {
         grid.ranks[owner]: tuple(each[owners == owner] for each in particles) for owner in np.unique(owners[~stays])
     }
-    arrived = hc.all_to_all_sparse(leaving, group=grid)
+    arrived = hc.exchange_sparse(leaving, group=grid)
     parts = [tuple(each[stays] for each in particles), *arrived.values()]
     return Particles(*(np.concatenate(each) for each in zip(*parts)))
 

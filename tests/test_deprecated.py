@@ -20,6 +20,12 @@ def of_the_group(name: str) -> Any:
         return group.name, group.size
 
 
+def of_an_exchange(name: str) -> Any:
+    with hc.init_process_group() as world:
+        sent = {0: np.arange(3)}
+        return [getattr(owner, name)(sent)[0].tolist() for owner in (hc, world)]
+
+
 def of_a_save(name: str, folder: Path) -> Any:
     with hc.init_process_group():
         for step in (1, 2, 3):
@@ -34,6 +40,7 @@ def of_a_save(name: str, folder: Path) -> Any:
     [
         ("block", "block_slice", lambda name, _: getattr(hc, name)(10, 3, 1)),
         ("on", "from_comm", lambda name, _: of_the_group(name)),
+        ("all_to_all_sparse", "exchange_sparse", lambda name, _: of_an_exchange(name)),
         ("drain_every", "flush_every", of_a_save),
     ],
 )
@@ -48,8 +55,13 @@ def test_a_deprecated_name_does_the_same_and_warns(
 
 
 def test_only_new_names_are_public() -> None:
-    assert "block" not in [*dir(hc), *hc.__all__]
-    assert "on" not in dir(hc.ProcessGroup(0, 1))
+    assert not {"block", "all_to_all_sparse"} & {*dir(hc), *hc.__all__}
+    assert not {"on", "all_to_all_sparse"} & {*dir(hc.ProcessGroup(0, 1))}
+
+
+def test_a_deprecated_operation_of_a_rank_outside_the_group() -> None:
+    with pytest.warns(hc.HpccommDeprecationWarning), pytest.warns(hc.NonMemberWarning, match="^exchange_sparse: "):
+        assert hc.NonMember().all_to_all_sparse({}) is None
 
 
 def test_an_argument_by_both_names_is_refused(tmp_path: Path) -> None:

@@ -177,6 +177,7 @@ class ProcessGroup(Operations):
 
     if not TYPE_CHECKING:
         on = Renamed("from_comm")
+        all_to_all_sparse = Renamed("exchange_sparse")
 
     @property
     def store(self) -> Any:

@@ -19,6 +19,7 @@ from .operation_list import OPERATIONS
 from .options import DEFAULT_TIMEOUT
 from .persistent_work import PersistentWork
 from .registry import BackendConfig
+from .renamed import Renamed
 from .work import CompletedWork
 
 Group: TypeAlias = "ProcessGroup | NonMember"
@@ -55,6 +56,7 @@ class NonMember:
     sequence_number = message_number = 0
     description = ""
     timeout: timedelta = DEFAULT_TIMEOUT
+    all_to_all_sparse = Renamed("exchange_sparse")
 
     def __init__(self, ranks: Sequence[int] = (), name: str = "", config: BackendConfig | None = None) -> None:
         self.ranks = tuple(ranks)

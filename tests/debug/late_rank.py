@@ -114,7 +114,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "all_to_all": lambda: hc.all_to_all([np.empty(1), np.empty(1)], [x[:1], x[1:]]),
     "all_to_all_single": lambda: hc.all_to_all_single(np.empty(2), x),
     "all_to_all_single_init": lambda: hc.all_to_all_single_init(np.empty(2), x).free() or hc.barrier(),
-    "all_to_all_sparse": lambda: hc.all_to_all_sparse({0: x}),
+    "exchange_sparse": lambda: hc.exchange_sparse({0: x}),
     "barrier": lambda: hc.barrier(),
     "batch_isend_irecv": lambda: hc.wait_all(hc.batch_isend_irecv([hc.P2POp(hc.irecv, x, 0)])),
     "broadcast": lambda: hc.broadcast(x, src=0),

@@ -187,16 +187,16 @@ def test_redistributions_are_recorded_with_both_arrays(process_group: hc.Process
 def test_sparse_exchanges_are_recorded_also_those_of_nothing(process_group: hc.ProcessGroup) -> None:
     right, first = (process_group.rank + 1) % process_group.size, process_group.sequence_number
     with hpccomm.debug.record(stack=True):
-        hc.all_to_all_sparse({right: (np.zeros(2, np.float32), np.zeros(3))})
-        work = hc.all_to_all_sparse({right: np.zeros(3)}, async_op=True)
+        hc.exchange_sparse({right: (np.zeros(2, np.float32), np.zeros(3))})
+        work = hc.exchange_sparse({right: np.zeros(3)}, async_op=True)
         assert [each.async_op for each in hpccomm.debug.recorded()] == [False, True]
         work.wait()
-        hc.all_to_all_sparse({})
+        hc.exchange_sparse({})
     records = hpccomm.debug.recorded()
     assert told(records, without="") == [  # with what this rank sends
-        ("all_to_all_sparse", first + 1, 5, 32, "float32", False, "completed"),
-        ("all_to_all_sparse", first + 2, 3, 24, "float64", True, "completed"),
-        ("all_to_all_sparse", first + 3, 0, 0, "", False, "completed"),
+        ("exchange_sparse", first + 1, 5, 32, "float32", False, "completed"),
+        ("exchange_sparse", first + 2, 3, 24, "float64", True, "completed"),
+        ("exchange_sparse", first + 3, 0, 0, "", False, "completed"),
     ]
     assert all("test_recorder.py" in each.where and 0 < each.begin <= each.end for each in records)
 
