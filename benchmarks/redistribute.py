@@ -85,7 +85,7 @@ def change_of(name: str, nbytes: int, ranks: int, rank: int) -> Change:
 
 def box(shape: Sequence[int], cuts: dict[int, tuple[int, int]]) -> Box:
     """Return a block of an array; `cuts` maps an axis to its number of blocks and the block's index."""
-    return tuple(hc.block(length, *cuts.get(axis, (1, 0))) for axis, length in enumerate(shape))
+    return tuple(hc.block_slice(length, *cuts.get(axis, (1, 0))) for axis, length in enumerate(shape))
 
 
 def shape_of(part: Box) -> list[int]:

@@ -2,7 +2,7 @@
 
 Each rank has an array for 1, 2, 4 ... of the ranks after it. The hand-written variants are an Alltoall of the sizes
 followed by Isend and Irecv or by Alltoallv of packed arrays, and non-blocking consensus with Issend, Improbe and
-Ibarrier. They know that the dtype is float64; like all_to_all_sparse, they don't know the senders and the sizes.
+Ibarrier. They know that the dtype is float64; like exchange_sparse, they don't know the senders and the sizes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def steps(world: hc.ProcessGroup, sizes: Sequence[int], plan: Plan) -> Iterator[
         for nbytes in sizes:
             arrays = outgoing(number, nbytes, world.size, world.rank)
             calls: dict[str, Callable[[], Any]] = {
-                "hpccomm": partial(hc.all_to_all_sparse, arrays, world),
+                "hpccomm": partial(hc.exchange_sparse, arrays, world),
                 **{name: partial(call, arrays) for name, call in hand.calls().items()},
             }
             nbytes_each = next(iter(arrays.values())).nbytes
@@ -53,7 +53,7 @@ def outgoing(number: int, nbytes: int, ranks: int, rank: int) -> dict[int, Any]:
 
 
 class ByHand:
-    """Hand-written code for mpi4py; the methods have the arguments and results of all_to_all_sparse."""
+    """Hand-written code for mpi4py; the methods have the arguments and results of exchange_sparse."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm

@@ -18,6 +18,7 @@ from .api.world import (
     is_mpi_available,
     is_nccl_available,
 )
+from .core import renamed
 from .core.arrays import device_of, register_device
 from .core.backend import Backend
 from .core.group import ProcessGroup
@@ -27,11 +28,15 @@ from .core.reduce_op import ReduceOp
 from .core.registry import BackendConfig, is_backend_available, register_backend
 from .core.work import CompletedWork, Work, WorkStatus
 from .errors import (
+    CheckpointWarning,
     DistBackendError,
     DistError,
     DistNetworkError,
     DistStoreError,
     DistTimeoutError,
+    HpccommDeprecationWarning,
+    HpccommWarning,
+    NonMemberWarning,
     RankFailedError,
     TooFewSparesError,
     UnsupportedOperationError,
@@ -60,7 +65,7 @@ LATER = {
         "domains.grids": "Grid init_device_mesh new_grid",
         "api.groups": "new_group new_subgroups new_subgroups_by_enumeration split_group",
         "domains.halos": "halo_accumulate halo_accumulate_init halo_exchange halo_exchange_init",
-        "domains.redistribution": "block redistribute redistribute_init",
+        "domains.redistribution": "block_slice redistribute redistribute_init",
         "mpi.over_mpi": "BackendOverMPI",
         "api.objects": "all_gather_object broadcast_object_list gather_object recv_object_list "
         "scatter_object_list send_object_list",
@@ -72,7 +77,7 @@ LATER = {
         "get_process_group_ranks get_rank get_world_size",
         "exact.reproducible": "reproducible_dot reproducible_norm reproducible_sum",
         "api.shared": "empty_shared empty_symmetric fence peer_view",
-        "api.sparse": "all_to_all_sparse",
+        "api.sparse": "exchange_sparse",
         "store": "FileStore HashStore PrefixStore QueueEmptyError Store TCPStore",
         "api.survivors": "agree replace_failed shrink_group",
         "tasks": "RankExecutor executor",
@@ -82,10 +87,13 @@ LATER = {
     for name in names.split()
 }
 
+RENAMED = {"all_to_all_sparse": "exchange_sparse", "block": "block_slice"}  # deprecated names
+
 __all__ = [
     "Backend",
     "BackendConfig",
     "BackendOptions",
+    "CheckpointWarning",
     "CompletedWork",
     "DistBackendError",
     "DistError",
@@ -93,6 +101,9 @@ __all__ = [
     "DistStoreError",
     "DistTimeoutError",
     "GroupMember",
+    "HpccommDeprecationWarning",
+    "HpccommWarning",
+    "NonMemberWarning",
     "ProcessGroup",
     "RankFailedError",
     "ReduceOp",
@@ -133,6 +144,8 @@ def __getattr__(name: str) -> Any:
         return import_module(f"{__name__}.{name}")
     if name == "world" and is_initialized():
         return GroupMember.WORLD
+    if name in RENAMED:
+        renamed.warn(f"hpccomm.{name}", name := RENAMED[name])
     if name in LATER:
         return _later(name)
     from .core.mpi4py_names import instead_of

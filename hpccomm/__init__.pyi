@@ -68,7 +68,7 @@ from .api.signatures import scatter_object_list as scatter_object_list
 from .api.signatures import send as send
 from .api.signatures import send_object_list as send_object_list
 from .api.signatures import sendrecv as sendrecv
-from .api.sparse import all_to_all_sparse as all_to_all_sparse
+from .api.sparse import exchange_sparse as exchange_sparse
 from .api.survivors import agree as agree
 from .api.survivors import replace_failed as replace_failed
 from .api.survivors import shrink_group as shrink_group
@@ -107,13 +107,17 @@ from .domains.grids import init_device_mesh as init_device_mesh
 from .domains.grids import new_grid as new_grid
 from .domains.halos import halo_accumulate_init as halo_accumulate_init
 from .domains.halos import halo_exchange_init as halo_exchange_init
-from .domains.redistribution import block as block
+from .domains.redistribution import block_slice as block_slice
 from .domains.redistribution import redistribute_init as redistribute_init
+from .errors import CheckpointWarning as CheckpointWarning
 from .errors import DistBackendError as DistBackendError
 from .errors import DistError as DistError
 from .errors import DistNetworkError as DistNetworkError
 from .errors import DistStoreError as DistStoreError
 from .errors import DistTimeoutError as DistTimeoutError
+from .errors import HpccommDeprecationWarning as HpccommDeprecationWarning
+from .errors import HpccommWarning as HpccommWarning
+from .errors import NonMemberWarning as NonMemberWarning
 from .errors import RankFailedError as RankFailedError
 from .errors import TooFewSparesError as TooFewSparesError
 from .errors import UnsupportedOperationError as UnsupportedOperationError
@@ -140,6 +144,7 @@ __all__ = [
     "BackendConfig",
     "BackendOptions",
     "BackendOverMPI",
+    "CheckpointWarning",
     "CompletedWork",
     "DistBackendError",
     "DistError",
@@ -153,7 +158,10 @@ __all__ = [
     "GroupMember",
     "HashStore",
     "Hook",
+    "HpccommDeprecationWarning",
+    "HpccommWarning",
     "NonMember",
+    "NonMemberWarning",
     "Operation",
     "P2POp",
     "PersistentWork",
@@ -186,10 +194,9 @@ __all__ = [
     "all_to_all",
     "all_to_all_single",
     "all_to_all_single_init",
-    "all_to_all_sparse",
     "barrier",
     "batch_isend_irecv",
-    "block",
+    "block_slice",
     "broadcast",
     "broadcast_coalesced",
     "broadcast_init",
@@ -200,6 +207,7 @@ __all__ = [
     "device_of",
     "empty_shared",
     "empty_symmetric",
+    "exchange_sparse",
     "executor",
     "exscan",
     "fence",

@@ -1,6 +1,7 @@
-"""hpccomm's exceptions, and parts of their messages.
+"""hpccomm's exceptions and warnings, and parts of their messages.
 
 Wrong arguments raise ``ValueError`` or ``TypeError``; failures of the communication itself raise a :class:`DistError`.
+A warning is an :class:`HpccommWarning`; one about a deprecated name is an :class:`HpccommDeprecationWarning`.
 """
 
 from __future__ import annotations
@@ -84,6 +85,33 @@ class DistTimeoutError(DistError, TimeoutError):
 
 class UnsupportedOperationError(DistError, NotImplementedError):
     """The backend does not implement the operation."""
+
+
+class HpccommWarning(RuntimeWarning):
+    """Base class of hpccomm's warnings except :class:`HpccommDeprecationWarning`.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", hc.HpccommWarning)
+    ...     hc.barrier(hc.NonMember())
+    Traceback (most recent call last):
+        ...
+    hpccomm.errors.NonMemberWarning: barrier: this rank is not in <NonMember of ''>; nothing is done (rank 0)
+    """
+
+
+class NonMemberWarning(HpccommWarning):
+    """An operation did nothing, because this rank is not in its group."""
+
+
+class CheckpointWarning(HpccommWarning):
+    """A checkpoint is less safe than it could be, or is not the one that was asked for."""
+
+
+class HpccommDeprecationWarning(FutureWarning):
+    """A deprecated name was used. Python shows it by default, unlike a DeprecationWarning."""
 
 
 _rank: int | str | None = None

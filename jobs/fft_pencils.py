@@ -35,7 +35,7 @@ def pencil(coords: Sequence[int], dims: Sequence[int], shape: Sequence[int], alo
     box = [slice(0, cells) for cells in shape]
     cut = [axis for axis in (X, Y, Z) if axis != along]
     for axis, ranks, at in zip(cut, dims, coords):
-        box[axis] = hc.block(shape[axis], ranks, at)
+        box[axis] = hc.block_slice(shape[axis], ranks, at)
     return tuple(box)
 
 

@@ -28,7 +28,7 @@ COEFFICIENT = 0.2  # diffusivity * time step / cell size^2; the explicit scheme 
 
 def block_of(rank: int, grid: hc.Grid, size: int) -> tuple[slice, slice]:
     """Return the rows and columns of a rank. The plate's outermost cells belong to nobody: they keep their values."""
-    inner = (hc.block(size - 2, ranks, at) for ranks, at in zip(grid.dims, grid.coords_of(rank)))
+    inner = (hc.block_slice(size - 2, ranks, at) for ranks, at in zip(grid.dims, grid.coords_of(rank)))
     rows, columns = (slice(each.start + 1, each.stop + 1) for each in inner)
     return rows, columns
 

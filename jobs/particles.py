@@ -3,7 +3,7 @@
     mpiexec -n 4 python jobs/particles.py
 
 The ranks stand on a periodic grid, and each owns a block of cells and the particles in it. In each step, particles that
-have left the block are sent to their owners, which do not know of them in advance (all_to_all_sparse). Each particle
+have left the block are sent to their owners, which do not know of them in advance (exchange_sparse). Each particle
 deposits its water into nine cells; some are ghosts, which are added to the neighbours' cells (halo_accumulate_init).
 Then the ghosts get the depth of the water there (halo_exchange_init), and its slope pushes the particles.
 
@@ -42,7 +42,7 @@ class Water:
     """The depth of the water in this rank's block of cells, with a ghost around it."""
 
     def __init__(self, grid: hc.Grid, size: int, per_cell: int) -> None:
-        self.box = tuple(hc.block(size, ranks, at) for ranks, at in zip(grid.dims, grid.coords))
+        self.box = tuple(hc.block_slice(size, ranks, at) for ranks, at in zip(grid.dims, grid.coords))
         self.per_cell = per_cell
         self.depth = np.zeros([each.stop - each.start + 2 for each in self.box])
         self.own = self.depth[1:-1, 1:-1]
@@ -91,14 +91,14 @@ def send_to_owners(particles: Particles, grid: hc.Grid, size: int) -> Particles:
     """Send particles to the ranks whose blocks they are in, and return those that are in this rank's."""
     coords = []
     for axis, ranks in enumerate(grid.dims):
-        starts = [hc.block(size, ranks, at).start for at in range(ranks)]
+        starts = [hc.block_slice(size, ranks, at).start for at in range(ranks)]
         coords.append(np.searchsorted(starts, particles.places[:, axis], side="right") - 1)
     owners = np.asarray(np.ravel_multi_index(coords, grid.dims))
     stays = owners == grid.rank
     leaving = {
         grid.ranks[owner]: tuple(each[owners == owner] for each in particles) for owner in np.unique(owners[~stays])
     }
-    arrived = hc.all_to_all_sparse(leaving, group=grid)
+    arrived = hc.exchange_sparse(leaving, group=grid)
     parts = [tuple(each[stays] for each in particles), *arrived.values()]
     return Particles(*(np.concatenate(each) for each in zip(*parts)))
 
@@ -181,7 +181,7 @@ def draw(depth: np.ndarray, records: np.ndarray, grid: hc.Grid, file: Path) -> N
     left.set_title(f"after {len(records) - 1} steps")
     for axis, draw_line in enumerate((left.axhline, left.axvline)):
         for at in range(1, grid.dims[axis]):
-            draw_line(hc.block(len(depth), grid.dims[axis], at).start - 0.5, color="black", linewidth=0.5)
+            draw_line(hc.block_slice(len(depth), grid.dims[axis], at).start - 0.5, color="black", linewidth=0.5)
     energy = energies(records, len(depth))
     times = TIME_STEP * np.arange(len(records))
     right.plot(times, energy, label=["of the motion", "of the depth"])
@@ -229,7 +229,7 @@ def main() -> int:
             )
 
         water = Water(grid, size, per_cell)
-        share = hc.block(count, world.size, world.rank)
+        share = hc.block_slice(count, world.size, world.rank)
         particles = first_particles(np.arange(share.start, share.stop), size, options.per_side)
         hc.barrier()
         start = time.perf_counter()

@@ -48,7 +48,7 @@ def first_rank_warns(pattern: str, times: int = 1) -> Iterator[list[warnings.War
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield said
-    said += [each for each in caught if each.category is RuntimeWarning and re.search(pattern, str(each.message))]
+    said += [each for each in caught if each.category is hc.CheckpointWarning and re.search(pattern, str(each.message))]
     assert len(said) == (times if hc.get_rank() == 0 else 0), said
 
 

@@ -347,7 +347,7 @@ def test_replicated_arrays_that_differ_are_refused_and_nothing_is_left(folder: P
 
 def test_a_rank_outside_the_group(folder: Path) -> None:
     outside = hc.NonMember()
-    with pytest.warns(RuntimeWarning, match=r"checkpoint\.save: this rank is not in .* nothing is done"):
+    with pytest.warns(hc.NonMemberWarning, match=r"checkpoint\.save: this rank is not in .* nothing is done"):
         checkpoint.save(folder, {"x": np.ones(1)}, 0, group=outside)
     with pytest.raises(ValueError, match=r"checkpoint\.load: this process is not a member"):
         checkpoint.load(folder, group=outside)

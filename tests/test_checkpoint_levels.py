@@ -60,7 +60,7 @@ class Job:
 
     def save(self, step: int, **options: Any) -> None:
         if self.is_member:
-            options = {"keep": 2, "drain_every": None, **options}
+            options = {"keep": 2, "flush_every": None, **options}
             checkpoint.save(
                 self.folder, part(step, self.group.rank), step, replicated=replicated(step),
                 metadata={"step": step}, axis={"second": 1}, local=self.local, group=self.group, **options,
@@ -140,7 +140,7 @@ def test_a_job_goes_on_after_the_loss_of_a_node(job: Job) -> None:
 @several
 def test_without_partners_a_node_is_lost_with_its_files(job: Job) -> None:
     size = hc.get_world_size()
-    job.save(1, partner=False, drain_every=1)
+    job.save(1, partner=False, flush_every=1)
     job.save(2, partner=False)
     job.check(2, size)
     on_first(lambda: shutil.rmtree(job.storage(0)))
@@ -161,7 +161,7 @@ def test_every_so_often_a_checkpoint_goes_to_the_shared_folder(base: Path, how: 
     for step in range(1, 8):
         if step == 6:  # a new job, which knows of the others by their files only
             job = Job(base, KINDS["two nodes"])
-        save(how, job, step, drain_every=3)
+        save(how, job, step, flush_every=3)
         drained.append(checkpoint.latest(job.folder))
         hc.barrier()
     assert drained == [None, None, 3, 3, 3, 6, 6]
@@ -169,7 +169,7 @@ def test_every_so_often_a_checkpoint_goes_to_the_shared_folder(base: Path, how: 
     on_first(lambda: [shutil.rmtree(job.storage(node)) for node in set(job.nodes)])
     job.check(6, hc.get_world_size())
     assert_same(checkpoint.load(job.folder).replicated["table"], replicated(6)["table"])  # by those who know no nodes
-    save(how, job, 8, drain_every=1)
+    save(how, job, 8, flush_every=1)
     hc.barrier()  # the first rank has removed what is no longer kept
     assert checkpoint.steps(job.folder) == [6, 8]
     on_first(lambda: None)
@@ -283,7 +283,7 @@ def test_partners_on_one_node_are_a_warning(base: Path) -> None:
 
 @several
 @pytest.mark.parametrize(
-    ("option", "values"), [("drain_every", (2, 3)), ("partner", (True, False)), ("local", (None, 1))]
+    ("option", "values"), [("flush_every", (2, 3)), ("partner", (True, False)), ("local", (None, 1))]
 )
 def test_arguments_that_differ_between_ranks(base: Path, option: str, values: tuple[Any, Any]) -> None:
     job = Job(base, KINDS["two nodes"])
@@ -294,8 +294,8 @@ def test_arguments_that_differ_between_ranks(base: Path, option: str, values: tu
         options = {option: mine}
     with pytest.raises(ValueError, match=f"{option} is .* on rank 1, and "):
         job.save(1, **options)
-    with pytest.raises(ValueError, match="drain_every is 0; expected 1 or more"):
-        Job(base, KINDS["two nodes"]).save(1, drain_every=0)
+    with pytest.raises(ValueError, match="flush_every is 0; expected 1 or more"):
+        Job(base, KINDS["two nodes"]).save(1, flush_every=0)
 
 
 @several
@@ -303,7 +303,7 @@ def test_arguments_that_differ_between_ranks(base: Path, option: str, values: tu
 def test_a_full_disk_changes_nothing(base: Path, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     size = hc.get_world_size()
     job = Job(base, KINDS["each rank on a node"])
-    job.save(1, drain_every=1)
+    job.save(1, flush_every=1)
     create, mine = files.create, hc.get_rank()
     tail = f"rank-{mine if where != 'copy' else (mine - 1) % size}.npy."
 
@@ -316,13 +316,13 @@ def test_a_full_disk_changes_nothing(base: Path, where: str, monkeypatch: pytest
     with monkeypatch.context() as patch:
         patch.setattr(files, "create", full_disk)
         with pytest.raises(checkpoint.CheckpointError, match=r"No space left.*\(on rank 1\)") as caught:
-            job.save(2, drain_every=1)
+            job.save(2, flush_every=1)
     hc.barrier()
     assert ("step 2 is complete on the nodes, but not there" in str(caught.value)) == (where == "drained")
     job.check(2 if where == "drained" else 1, size)
     assert checkpoint.steps(job.folder) == [1]
     assert len(list(job.folder.glob("step-*"))) == 2, "litter is left"
-    job.save(2, drain_every=1)
+    job.save(2, flush_every=1)
     job.check(2, size)
     assert checkpoint.steps(job.folder) == [1, 2]
 

@@ -66,7 +66,7 @@ def test_sendrecv_at_the_ends_of_a_line(async_op: bool) -> None:
 
 def test_a_halo_exchange_on_a_grid_without_an_if() -> None:
     grid = MPI.COMM_WORLD.Create_cart([SIZE], periods=[False])
-    with hc.ProcessGroup.on(grid) as line:
+    with hc.ProcessGroup.from_comm(grid) as line:
         left, right = grid.Shift(0, 1)
         halo = np.full((2, 1), -1.0)
         hc.wait_all(

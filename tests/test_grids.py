@@ -147,14 +147,14 @@ def test_dims_are_chosen_as_mpi_does() -> None:
 
 def test_of_a_communicator_with_a_topology() -> None:
     cart = MPI.COMM_WORLD.Create_cart(MPI.Compute_dims(SIZE, 2), (True, False))
-    with hc.ProcessGroup.on(cart, name="theirs") as grid:
+    with hc.ProcessGroup.from_comm(cart, name="theirs") as grid:
         assert isinstance(grid, hc.Grid)
         assert (list(grid.dims), grid.periodic, grid.names) == (cart.dims, (True, False), None)
         assert total(grid) == SIZE
         assert total(grid[0]) == grid.dims[0]
     cart.Barrier()
     cart.Free()
-    with hc.ProcessGroup.on(MPI.COMM_WORLD) as plain:
+    with hc.ProcessGroup.from_comm(MPI.COMM_WORLD) as plain:
         assert not isinstance(plain, hc.Grid)
 
 

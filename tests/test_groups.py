@@ -32,7 +32,7 @@ def total(group: Any = None) -> float:
 def test_a_group_on_a_communicator_needs_no_world() -> None:
     assert not hc.is_initialized()
     reverse = MPI.COMM_WORLD.Split(0, -RANK)
-    with hc.ProcessGroup.on(reverse, config="cpu:mpi", timeout=9, name="mine") as group:
+    with hc.ProcessGroup.from_comm(reverse, config="cpu:mpi", timeout=9, name="mine") as group:
         assert not hc.is_initialized()
         assert (group.rank, group.size, group.ranks) == (SIZE - 1 - RANK, SIZE, tuple(range(SIZE)))
         assert (group.name, group.timeout.total_seconds(), str(group.config)) == ("mine", 9.0, "cpu:mpi")
@@ -53,7 +53,7 @@ def test_a_group_on_a_communicator_needs_no_world() -> None:
 
 def test_a_group_beside_the_world() -> None:
     with hc.init_process_group() as world:
-        group = hc.ProcessGroup.on(MPI.COMM_WORLD)
+        group = hc.ProcessGroup.from_comm(MPI.COMM_WORLD)
         array = np.full(1, float(RANK))
         hc.all_reduce(array, "max", group=group)
         assert array[0] == SIZE - 1
@@ -65,28 +65,28 @@ def test_a_group_beside_the_world() -> None:
 def test_what_makes_no_group() -> None:
     for nothing in (None, 3, MPI.COMM_NULL):
         with pytest.raises(TypeError, match="expected an mpi4py intracommunicator"):
-            hc.ProcessGroup.on(nothing)
+            hc.ProcessGroup.from_comm(nothing)
     with pytest.raises(ValueError, match="no backend is called 'nope'"):
-        hc.ProcessGroup.on(MPI.COMM_WORLD, config="nope")
+        hc.ProcessGroup.from_comm(MPI.COMM_WORLD, config="nope")
     for timeout in (0, -1.0, float("nan")):
         with pytest.raises(ValueError, match="expected a positive timedelta or number of seconds"):
-            hc.ProcessGroup.on(MPI.COMM_WORLD, timeout=timeout)
+            hc.ProcessGroup.from_comm(MPI.COMM_WORLD, timeout=timeout)
     for timeout in ("x", [], True):
         with pytest.raises(TypeError, match="expected a timedelta or a number of seconds"):
-            hc.ProcessGroup.on(MPI.COMM_WORLD, timeout=timeout)  # type: ignore[arg-type]
+            hc.ProcessGroup.from_comm(MPI.COMM_WORLD, timeout=timeout)  # type: ignore[arg-type]
 
 
 def test_settings_are_those_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPCCOMM_SEGMENT_BYTES", str(1000 + RANK))
     monkeypatch.setenv("HPCCOMM_BLOCKING_WAIT", "1" if RANK == 0 else "0")
     monkeypatch.setenv("HPCCOMM_CUDA_AWARE", "0" if RANK == 0 else "1")
-    with hc.ProcessGroup.on(MPI.COMM_WORLD) as group:
+    with hc.ProcessGroup.from_comm(MPI.COMM_WORLD) as group:
         assert group.tuning.segment_bytes == 1000
         assert group.settings.blocking_wait
         assert not group.settings.cuda_aware
     monkeypatch.setenv("HPCCOMM_INTRA_NODE", "maybe" if RANK == 0 else "0")
     with pytest.raises(ValueError, match="HPCCOMM_INTRA_NODE is 'maybe'; expected 0, 1 or host"):
-        hc.ProcessGroup.on(MPI.COMM_WORLD)
+        hc.ProcessGroup.from_comm(MPI.COMM_WORLD)
 
 
 # -- new_group of a communicator ---------------------------------------------------------------------

@@ -188,7 +188,7 @@ def test_faces_are_those_of_mpi_neighbourhood_collectives(dims: tuple[int, ...],
     once, where = [1] * len(sent), [0] * len(sent)
     cart.Neighbor_alltoallw([block, once, where, sent], [expected, once, where, received])
     again = block.copy()
-    with hc.ProcessGroup.on(cart) as grid:
+    with hc.ProcessGroup.from_comm(cart) as grid:
         assert isinstance(grid, hc.Grid)
         hc.halo_exchange(block, grid, widths, corners=False)
         with hc.halo_exchange_init(again, grid, widths, corners=False) as halo:
@@ -206,7 +206,7 @@ def test_faces_are_those_of_mpi_neighbourhood_collectives(dims: tuple[int, ...],
 def test_staggered_fields_of_channels(form: str, periodic: bool) -> None:
     """Centres, and the faces between them: one more along an axis, unless they wrap around."""
     with hc.new_grid((0, 0), periodic) as grid:
-        y, x = (hc.block(5 * n, n, at) for n, at in zip(grid.dims, grid.coords))
+        y, x = (hc.block_slice(5 * n, n, at) for n, at in zip(grid.dims, grid.coords))
         more = [int(not periodic and at == n - 1) for n, at in zip(grid.dims, grid.coords)]
         blocks, expected = [], []
         for channels, dtype, plus in ((2, "f4", (0, 0)), (3, "i2", (0, 1)), (1, "c16", (1, 0))):

@@ -266,7 +266,7 @@ def test_a_wrong_answer_is_a_failure_on_every_rank(job: str, tmp_path: Path) -> 
 
 # What to break in hpccomm, and what the job says of it.
 LOSSES = {
-    "particles are lost": "hc.all_to_all_sparse = lambda leaving, group: {}",
+    "particles are lost": "hc.exchange_sparse = lambda leaving, group: {}",
     "do not hold the particles' water": "hc.halo_accumulate_init = lambda *arguments: Nothing()",
     "the energy has changed": "hc.halo_exchange_init = lambda *arguments: Nothing()",
 }

@@ -67,11 +67,11 @@ def test_all_gather_single(process_group: hc.ProcessGroup, array: np.ndarray) ->
 
 
 @pytest.mark.parametrize("way", ["counted", "consensus"])
-def test_all_to_all_sparse(
+def test_exchange_sparse(
     way: str, array: np.ndarray, process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sparse_exchange, "FEW", 0 if way == "consensus" else 2)
-    received = hc.all_to_all_sparse({1: (array, array[:3])} if process_group.rank == 0 else {})
+    received = hc.exchange_sparse({1: (array, array[:3])} if process_group.rank == 0 else {})
     assert list(received) == [0] * process_group.rank
     for whole, beginning in received.values():
         check(whole, 1, 0)

@@ -126,9 +126,11 @@ def test_arrays_may_share_memory(form: str) -> None:
 def test_a_transpose_of_all_ranks() -> None:
     n = 3 * SIZE
     whole = np.arange(n * n).reshape(n, n)
-    rows, columns = whole[hc.block(n, SIZE, RANK)], np.empty((n, n // SIZE), int)
-    hc.redistribute(columns, rows, (slice(0, n), hc.block(n, SIZE, RANK)), (hc.block(n, SIZE, RANK), slice(0, n)))
-    np.testing.assert_array_equal(columns.T, whole.T[hc.block(n, SIZE, RANK)])
+    rows, columns = whole[hc.block_slice(n, SIZE, RANK)], np.empty((n, n // SIZE), int)
+    hc.redistribute(
+        columns, rows, (slice(0, n), hc.block_slice(n, SIZE, RANK)), (hc.block_slice(n, SIZE, RANK), slice(0, n))
+    )
+    np.testing.assert_array_equal(columns.T, whole.T[hc.block_slice(n, SIZE, RANK)])
 
 
 def test_layouts_that_come_again() -> None:
@@ -158,7 +160,7 @@ def test_kept_layouts_are_the_same_on_all_ranks_whatever_halos_they_have() -> No
 @pytest.mark.parametrize("n", [0, 1, 7, 24])
 @pytest.mark.parametrize("parts", [1, 3, 8])
 def test_blocks_are_all_of_it(n: int, parts: int) -> None:
-    blocks = [hc.block(n, parts, index) for index in range(parts)]
+    blocks = [hc.block_slice(n, parts, index) for index in range(parts)]
     assert [i for block in blocks for i in range(n)[block]] == list(range(n))
     sizes = [block.stop - block.start for block in blocks]
     assert max(sizes) - min(sizes) <= 1
@@ -245,13 +247,13 @@ def test_wrong_arguments(changes: dict[str, Any], error: type[Exception], words:
     with pytest.raises(error, match=words):
         hc.redistribute(**arguments)
     with pytest.raises(ValueError, match="expected 0 <= index < parts"):
-        hc.block(4, 2, 2)
+        hc.block_slice(4, 2, 2)
 
 
 def test_the_same_again_on_some_ranks_only() -> None:
     cells = np.arange(6 * SIZE)
-    own = hc.block(cells.size, SIZE, RANK)
-    reversed_, first = hc.block(cells.size, SIZE, SIZE - 1 - RANK), slice(0, 1)
+    own = hc.block_slice(cells.size, SIZE, RANK)
+    reversed_, first = hc.block_slice(cells.size, SIZE, SIZE - 1 - RANK), slice(0, 1)
     with hc.new_group() as group:
         for odd in (None, None, 0, 0, SIZE - 1, None, 0, None):  # the rank that wants something else
             wanted = first if odd == RANK else reversed_

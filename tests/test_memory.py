@@ -126,7 +126,7 @@ def test_persistent_exchanges_take_no_memory_when_they_run(
     n, me = process_group.size, process_group.rank
     with hc.new_grid((0, 0), periodic=True) as grid:
         if name == "redistribute":
-            mine, columns = hc.block(600, n, me), hc.block(800, n, me)
+            mine, columns = hc.block_slice(600, n, me), hc.block_slice(800, n, me)
             rows, whole = strided(np.ones((mine.stop - mine.start, 800))), np.ones((800, 600)).T
             boxes = (slice(0, 600), columns), (mine, slice(0, 800))
             works = [hc.redistribute_init(whole[:, columns], rows, *boxes, group=grid)]

@@ -38,8 +38,8 @@ def world() -> Iterator[hc.ProcessGroup]:
 def way(request: pytest.FixtureRequest, world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param != "node":
         path = type(world.dispatcher.fast_path)
-        monkeypatch.setattr(path, "all_to_all_sparse", FastPath.all_to_all_sparse)
-        monkeypatch.setattr(path, "node_all_to_all_sparse", FastPath.node_all_to_all_sparse)
+        monkeypatch.setattr(path, "exchange_sparse", FastPath.exchange_sparse)
+        monkeypatch.setattr(path, "node_exchange_sparse", FastPath.node_exchange_sparse)
     if request.param == "consensus":
         monkeypatch.setattr(sparse_exchange, "FEW", 0)
 
@@ -85,12 +85,12 @@ def test_random_messages(kind: str) -> None:
         given = {to: each for to in range(SIZE) if (each := sent(seed, RANK, to, SIZE)) is not None}
         expected = {source: each for source in range(SIZE) if (each := sent(seed, source, RANK, SIZE)) is not None}
         if seed % 3 == 0:
-            received = hc.all_to_all_sparse(given, group)
+            received = hc.exchange_sparse(given, group)
         elif seed % 3 == 1:
-            received = hc.all_to_all_sparse(given, group, async_op=True).result()
+            received = hc.exchange_sparse(given, group, async_op=True).result()
         else:  # by ranks of the group
             mine = {group.group_rank(to): each for to, each in given.items()}
-            received = {ranks[source]: each for source, each in group.all_to_all_sparse(mine).items()}
+            received = {ranks[source]: each for source, each in group.exchange_sparse(mine).items()}
         assert set(received) == set(expected)
         for source, each in expected.items():
             assert_same(received[source], each)
@@ -167,7 +167,7 @@ def test_kinds_of_arrays(kind: str) -> None:
     for whom, ranks in partners.items():
         given, sources = {to: send(RANK, to) for to in ranks}, partners.get(whom, [])
         sources = [(RANK - 1) % SIZE] if whom == "the next" else sources
-        received = hc.all_to_all_sparse(given)
+        received = hc.exchange_sparse(given)
         check_received(received, {source: receive(source, RANK) for source in sources})
         for to, arrays in given.items():  # and nobody has written to what is sent
             for one, other in zip(each_of(arrays), each_of(send(RANK, to))):
@@ -178,8 +178,8 @@ def test_kinds_of_arrays(kind: str) -> None:
 def test_one_hears_everybody_and_nobody_else_hears(kind: str) -> None:
     send, _ = KINDS[kind]
     for one in range(SIZE):
-        to_one = hc.all_to_all_sparse({one: send(RANK, one)}, async_op=True)
-        from_one = hc.all_to_all_sparse({to: send(one, to) for to in range(SIZE)} if one == RANK else {})
+        to_one = hc.exchange_sparse({one: send(RANK, one)}, async_op=True)
+        from_one = hc.exchange_sparse({to: send(one, to) for to in range(SIZE)} if one == RANK else {})
         check_received(from_one, {one: send(one, RANK)})
         check_received(to_one.result(), {source: send(source, one) for source in range(SIZE)} if one == RANK else {})
 
@@ -187,7 +187,7 @@ def test_one_hears_everybody_and_nobody_else_hears(kind: str) -> None:
 def test_many_in_flight_and_fast_ranks() -> None:
     works = []
     for turn in range(50):
-        works.append(hc.all_to_all_sparse({(RANK + turn) % SIZE: np.array([RANK, turn])}, async_op=True))
+        works.append(hc.exchange_sparse({(RANK + turn) % SIZE: np.array([RANK, turn])}, async_op=True))
         if turn % 5 == RANK % 5:
             works[-1].wait()
     for turn, work in enumerate(works):
@@ -201,7 +201,7 @@ def test_the_first_asynchronous_one_waits_for_nobody() -> None:
     group = hc.new_group()
     if RANK:
         hc.recv(np.empty(1), 0)  # before it comes, too
-    work = hc.all_to_all_sparse({0: np.array([RANK])}, group, async_op=True)
+    work = hc.exchange_sparse({0: np.array([RANK])}, group, async_op=True)
     if RANK == 0:
         for dst in range(1, SIZE):
             hc.send(np.zeros(1), dst)
@@ -215,7 +215,7 @@ def test_ranks_wait_for_large_ones_in_different_orders(between: str) -> None:
     sent = np.full(1 << 19, float(RANK))  # 4 MiB: no MPI sends it before the receiver has come
 
     def begin() -> hc.Work:
-        return hc.all_to_all_sparse({after: sent}, async_op=True)
+        return hc.exchange_sparse({after: sent}, async_op=True)
 
     waits: list[Any] = [begin(), begin()]
     if between == "a barrier":
@@ -241,7 +241,7 @@ def test_tags_are_used_again_when_their_last_exchange_is_done(
         else:  # to some ranks only, and from the first ones in two messages
             receivers = [rank for rank in range(SIZE) if (rank + RANK + seed) % 2]
             values = [np.full(9000 if RANK == 0 else 3, 100.0 * seed + RANK) for _ in receivers]
-            works.append(hc.all_to_all_sparse(dict(zip(receivers, values)), async_op=True))
+            works.append(hc.exchange_sparse(dict(zip(receivers, values)), async_op=True))
         in_flight = [work for work in works if not work.has_ended()]
         assert len(in_flight) <= turns // 2
     for seed, work in enumerate(works):
@@ -292,8 +292,8 @@ def test_an_error_is_that_of_the_exchange_it_came_in(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("hpccomm.core.progress.drive", lambda work: None)  # whose thread might look at the first first
     group = hc.new_group()
     for dtype in ("i2", "f8"):
-        first = hc.all_to_all_sparse({RANK: np.ones(2, dtype)}, group, async_op=True)
-        second = hc.all_to_all_sparse({RANK: np.ones(3)}, group, async_op=True)
+        first = hc.exchange_sparse({RANK: np.ones(2, dtype)}, group, async_op=True)
+        second = hc.exchange_sparse({RANK: np.ones(3)}, group, async_op=True)
         assert second.result()[RANK].tolist() == [1, 1, 1]
         if dtype == "f8":
             assert first.result()[RANK].tolist() == [1, 1]
@@ -324,7 +324,7 @@ def test_one_rank_is_not_ordinary(what: str, world: hc.ProcessGroup) -> None:
     for odd in range(SIZE):
         given = NOT_ORDINARY[what](arrays(RANK)) if odd == RANK else arrays(RANK)
         with world.register_hook(hook) if what == "a hook" and odd == RANK else nullcontext():
-            received = hc.all_to_all_sparse(given)
+            received = hc.exchange_sparse(given)
         for source, came in received.items():
             if source != odd or what in ("another mapping", "NumPy's numbers", "strided", "a hook"):
                 assert came.tolist() == [source, RANK]
@@ -336,7 +336,7 @@ def test_one_rank_is_not_ordinary(what: str, world: hc.ProcessGroup) -> None:
         everybody = np.array([RANK])
         hc.all_reduce(everybody)  # and the ranks are together after it
         assert everybody == SIZE * (SIZE - 1) // 2
-    assert hook.names == (["all_to_all_sparse"] if what == "a hook" else [])
+    assert hook.names == (["exchange_sparse"] if what == "a hook" else [])
 
 
 @pytest.mark.parametrize("way", ["node"], indirect=True)
@@ -346,7 +346,7 @@ def test_small_ones_need_no_checks(world: hc.ProcessGroup) -> None:
         pytest.skip("there is no memory of the node")
     for array in (np.ones(2), np.ones(20_000)):  # the larger one itself goes by MPI
         before = path.count
-        assert hc.all_to_all_sparse({RANK: array})[RANK].size == array.size
+        assert hc.exchange_sparse({RANK: array})[RANK].size == array.size
         assert path.count == before + 1
 
 
@@ -362,14 +362,14 @@ def test_one_that_fails_is_counted(error: Exception, world: hc.ProcessGroup, mon
     monkeypatch.setattr(type(path), "move_large", fail)
     before = path.count
     with pytest.raises(KeyError if type(error) is KeyError else hc.DistBackendError):
-        hc.all_to_all_sparse({RANK: np.ones(20_000)})
+        hc.exchange_sparse({RANK: np.ones(20_000)})
     assert path.count == before + 1
-    assert hc.all_to_all_sparse({RANK: np.ones(2)})[RANK].tolist() == [1, 1]
+    assert hc.exchange_sparse({RANK: np.ones(2)})[RANK].tolist() == [1, 1]
 
 
 def test_nothing_at_all() -> None:
-    assert hc.all_to_all_sparse({}) == {}
-    assert hc.all_to_all_sparse({RANK: ()}) == {RANK: ()}
+    assert hc.exchange_sparse({}) == {}
+    assert hc.exchange_sparse({RANK: ()}) == {RANK: ()}
 
 
 @pytest.mark.parametrize(
@@ -384,15 +384,15 @@ def test_nothing_at_all() -> None:
 )
 def test_wrong_arguments(arrays: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
-        hc.all_to_all_sparse(arrays)
-    assert hc.all_to_all_sparse({}) == {}
+        hc.exchange_sparse(arrays)
+    assert hc.exchange_sparse({}) == {}
 
 
 @several
 def test_outside_the_group() -> None:
     group = hc.new_group([0])
     if RANK == 0:
-        assert hc.all_to_all_sparse({0: np.ones(2)}, group)[0].tolist() == [1, 1]
+        assert hc.exchange_sparse({0: np.ones(2)}, group)[0].tolist() == [1, 1]
     else:
-        with pytest.warns(RuntimeWarning, match="all_to_all_sparse: this rank is not in"):
-            assert hc.all_to_all_sparse({}, group) is None
+        with pytest.warns(RuntimeWarning, match="exchange_sparse: this rank is not in"):
+            assert hc.exchange_sparse({}, group) is None

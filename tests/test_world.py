@@ -124,7 +124,7 @@ def test_destroy_warns_of_a_dropped_work_that_failed() -> None:
     hc.init_process_group()
     hc.irecv(np.zeros(2), RANK)
     hc.isend(np.zeros(1), RANK).wait()
-    with pytest.warns(RuntimeWarning, match="recv #1: failed.*the message has 8 bytes, but the array 16"):
+    with pytest.warns(hc.HpccommWarning, match="recv #1: failed.*the message has 8 bytes, but the array 16"):
         hc.destroy_process_group()
 
 
@@ -237,7 +237,7 @@ def test_a_non_member_warns_once_and_returns_none(world: hc.ProcessGroup) -> Non
     assert len({group, hc.GroupMember.NON_GROUP_MEMBER}) == 1
     assert (hc.get_rank(group), hc.get_world_size(group)) == (-1, -1)
     assert hc.get_process_group_ranks(group) == [0]
-    with pytest.warns(RuntimeWarning, match="all_reduce: this rank is not in <NonMember of 'zero'>") as caught:
+    with pytest.warns(hc.NonMemberWarning, match="all_reduce: this rank is not in <NonMember of 'zero'>") as caught:
         assert hc.all_reduce(np.ones(1), group=group) is None
     assert len(caught) == 1
     assert caught[0].filename == __file__

@@ -2266,8 +2266,8 @@ def redistribute(
         The array to fill and this rank's part of the global array, with the same dtype and any layouts. Their last axes
         are those of the boxes. Leading axes are the same on every rank, and are not split. They may share memory.
     output_box, input_box : tuple of slice
-        Positions in the global array: a start and a stop for each axis; :func:`block` helps. Outputs may overlap, and
-        inputs too: if several ranks have a cell, it comes from the lowest of them. A box may be empty.
+        Positions in the global array: a start and a stop for each axis; :func:`block_slice` helps. Outputs may
+        overlap, and inputs too: if several ranks have a cell, it comes from the lowest of them. A box may be empty.
     group : ProcessGroup, optional
         Default: the world.
     async_op : bool
@@ -2289,9 +2289,9 @@ def redistribute(
     Examples
     --------
     >>> n, me = hc.get_world_size(), hc.get_rank()
-    >>> rows = np.arange(12.0).reshape(4, 3)[hc.block(4, n, me)]  # a slab of the rows of a global array
-    >>> columns = np.empty((4, 3))[:, hc.block(3, n, me)]
-    >>> hc.redistribute(columns, rows, (slice(0, 4), hc.block(3, n, me)), (hc.block(4, n, me), slice(0, 3)))
+    >>> rows = np.arange(12.0).reshape(4, 3)[hc.block_slice(4, n, me)]  # a slab of the rows of a global array
+    >>> columns = np.empty((4, 3))[:, hc.block_slice(3, n, me)]
+    >>> hc.redistribute(columns, rows, (slice(0, 4), hc.block_slice(3, n, me)), (hc.block_slice(4, n, me), slice(0, 3)))
     >>> columns[:2]  # on one rank
     array([[0., 1., 2.],
            [3., 4., 5.]])

@@ -12,12 +12,12 @@ from .world import member
 
 
 @overload
-def all_to_all_sparse(
+def exchange_sparse(
     arrays: Mapping[int, Any], group: Group | None = ..., async_op: Literal[False] = ...
 ) -> dict[int, Any]: ...
 @overload
-def all_to_all_sparse(arrays: Mapping[int, Any], group: Group | None = ..., *, async_op: Literal[True]) -> Work: ...
-def all_to_all_sparse(
+def exchange_sparse(arrays: Mapping[int, Any], group: Group | None = ..., *, async_op: Literal[True]) -> Work: ...
+def exchange_sparse(
     arrays: Mapping[int, Array | tuple[Array, ...]], group: Group | None = None, async_op: bool = False
 ) -> dict[int, Any] | Work | None:
     """Send arrays to some ranks, and return the arrays that other ranks sent to this one.
@@ -62,12 +62,12 @@ def all_to_all_sparse(
     --------
     >>> me, n = hc.get_rank(), hc.get_world_size()
     >>> right = (me + 1) % n
-    >>> hc.all_to_all_sparse({right: np.arange(3) + 10 * me})  # on rank 1 of 4: {0: array([0, 1, 2])}
+    >>> hc.exchange_sparse({right: np.arange(3) + 10 * me})  # on rank 1 of 4: {0: array([0, 1, 2])}
     {0: array([0, 1, 2])}
-    >>> hc.all_to_all_sparse({right: (np.zeros((2, 1)), np.array([7]))} if me == 0 else {})  # on all but rank 1: {}
+    >>> hc.exchange_sparse({right: (np.zeros((2, 1)), np.array([7]))} if me == 0 else {})  # on all but rank 1: {}
     {0: (array([[0.],
            [0.]]), array([7]))}
     """
     group = member(group)
-    outcome: dict[int, Any] | Work | None = group.all_to_all_sparse(arrays, async_op, group.ranks)
+    outcome: dict[int, Any] | Work | None = group.exchange_sparse(arrays, async_op, group.ranks)
     return outcome

@@ -328,9 +328,9 @@ def _called(reserve: Reserve, make: Callable[..., ProcessGroup]) -> ProcessGroup
     if world is not None:
         return world
     if status:
-        from ..process.stderr import tell
+        from ..process.stderr import log
 
-        tell("hpccomm: all ranks of the world have died; the spares end")
+        log("all ranks of the world have died; the spares end")
     raise SystemExit(status)
 
 

@@ -139,15 +139,15 @@ def agreed(comm: Any, nodes: Sequence[int], method: Method | None = None) -> Pla
 
 
 def _tell_of_too_few_files(clients: int) -> None:
-    """Print what to type if this process may open too few files for the clients of its store."""
+    """Log what to type if this process may open too few files for the clients of its store."""
     import resource
 
-    from ..process.stderr import tell
+    from ..process.stderr import log
 
     needed = clients + 256  # files of the program, and connections of other processes
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard != resource.RLIM_INFINITY and hard < needed:
-        tell(
-            f"hpccomm: a store has room for fewer than {clients} ranks, because rank 0 may open {hard} files: type "
+        log(
+            f"a store has room for fewer than {clients} ranks, because rank 0 may open {hard} files: type "
             f"`ulimit -Hn {needed}` before the job is started, if the ranks use stores"
         )

@@ -26,8 +26,9 @@ from ..api.world import member
 from ..core.arrays import Array
 from ..core.group import ProcessGroup
 from ..core.non_member import Group, NonMember
+from ..core.renamed import renamed_arguments
 from ..core.work import CompletedWork, Work
-from ..errors import on_rank
+from ..errors import CheckpointWarning, on_rank
 from .async_saving import AsyncSaves
 from .destination import Destination
 from .files import steps_in
@@ -97,6 +98,7 @@ def latest(folder: str | os.PathLike[str]) -> int | None:
     return max(steps(folder), default=None)
 
 
+@renamed_arguments(drain_every="flush_every")
 def save(
     folder: str | os.PathLike[str],
     arrays: Mapping[str, Array],
@@ -109,7 +111,7 @@ def save(
     overwrite: bool = False,
     local: str | os.PathLike[str] | None = None,
     partner: bool = True,
-    drain_every: int | None = 10,
+    flush_every: int | None = 10,
     group: Group | None = None,
 ) -> None:
     """Write a checkpoint; every rank of the group calls it, with its part of each array.
@@ -147,8 +149,8 @@ def save(
         everything goes to `folder`.
     partner : bool
         With `local`: copy each rank's file to a rank of the next node, so that losing a node loses no checkpoint.
-        RuntimeWarning if there is only one node.
-    drain_every : int or None
+        CheckpointWarning if there is only one node.
+    flush_every : int or None
         With `local`: every how many checkpoints one also goes to `folder`. 1: each one; None: none.
     group
         See :mod:`hpccomm.api.collectives`.
@@ -182,12 +184,13 @@ def save(
         return
     finish(found)
     given = {"arrays": arrays, "replicated": replicated or {}}
-    levels = Levels.of(found, Path(folder), local, partner, drain_every, lambda: AsyncSaves.of(found).own)
+    levels = Levels.of(found, Path(folder), local, partner, flush_every, lambda: AsyncSaves.of(found).own)
     saving = Saving("checkpoint.save", found, Destination(Path(folder)), step, given, axis, levels=levels)
     for text in saving.run(metadata, keep, overwrite):
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        warnings.warn(text, CheckpointWarning, stacklevel=3)
 
 
+@renamed_arguments(drain_every="flush_every")
 def save_async(
     folder: str | os.PathLike[str],
     arrays: Mapping[str, Array],
@@ -200,7 +203,7 @@ def save_async(
     overwrite: bool = False,
     local: str | os.PathLike[str] | None = None,
     partner: bool = True,
-    drain_every: int | None = 10,
+    flush_every: int | None = 10,
     keep_memory: int | None = None,
     group: Group | None = None,
 ) -> Work:
@@ -214,7 +217,7 @@ def save_async(
 
     Parameters
     ----------
-    folder, arrays, step, replicated, metadata, axis, keep, overwrite, local, partner, drain_every
+    folder, arrays, step, replicated, metadata, axis, keep, overwrite, local, partner, flush_every
         As for :func:`save`.
     keep_memory : int, optional
         Memory for the copies stays allocated for the next call if it has at most this number of bytes on this rank;
@@ -255,7 +258,7 @@ def save_async(
         return CompletedWork()
     given = {"arrays": arrays, "replicated": replicated or {}}
     saves = AsyncSaves.of(found)
-    levels = Levels.of(found, Path(folder), local, partner, drain_every, lambda: saves.own)
+    levels = Levels.of(found, Path(folder), local, partner, flush_every, lambda: saves.own)
     saving = Saving("checkpoint.save_async", found, Destination(Path(folder)), step, given, axis, keep_memory, levels)
     return saves.begin(saving, metadata, keep, overwrite)
 

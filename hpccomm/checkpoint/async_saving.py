@@ -25,7 +25,7 @@ from ..core.group import ProcessGroup, child_of
 from ..core.registry import BackendConfig
 from ..core.work import Work
 from ..core.work_info import NOT_FOLLOWED
-from ..errors import DistError, on_rank
+from ..errors import CheckpointWarning, DistError, on_rank
 from ..job import failures, mpi_library
 from .copies import Copies
 from .saving import Saving
@@ -176,7 +176,7 @@ def _write(savings: SimpleQueue[Saving | None]) -> None:
 
 
 def _warn(text: str, _: Work) -> None:
-    warnings.warn(text, RuntimeWarning, stacklevel=2)
+    warnings.warn(text, CheckpointWarning, stacklevel=2)
 
 
 def own_group(group: ProcessGroup) -> ProcessGroup:

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..core.arrays import module_of
-from ..errors import on_rank
+from ..errors import CheckpointWarning, on_rank
 from .together import CheckpointError, NoCheckpointError
 
 T = TypeVar("T")
@@ -278,7 +278,7 @@ def _warn_of(path: Path, why: str) -> None:
     warnings.warn(
         f"checkpoint.save: the names in {path} can't be brought to the disk ({why}): if its node fails in the next "
         f"seconds, the new folder in it may be gone{on_rank()}",
-        RuntimeWarning,
+        CheckpointWarning,
         stacklevel=2,
     )
 

@@ -24,7 +24,7 @@ class Levels:
 
     root: str | os.PathLike[str]
     partner: bool
-    drain_every: int | None
+    flush_every: int | None
     local: LocalLevel
     messages: Callable[[], ProcessGroup]  # the group for sending copies; the first call is collective
     is_drained: bool = False
@@ -37,23 +37,23 @@ class Levels:
         folder: Path,
         local: str | os.PathLike[str] | None,
         partner: bool,
-        drain_every: int | None,
+        flush_every: int | None,
         messages: Callable[[], ProcessGroup],
     ) -> Levels | None:
         """Return the levels of a save with these arguments; None without a local level."""
         if local is None:
             return None
         partners = partners_of(group.nodes) if partner else [None] * group.size
-        return cls(local, bool(partner), drain_every, LocalLevel.of(group, local, folder, partners), messages)
+        return cls(local, bool(partner), flush_every, LocalLevel.of(group, local, folder, partners), messages)
 
     def describe(self, rank: int, folder: Path) -> dict[str, Any]:
         """Check this rank's arguments, and return the facts that all ranks need; `folder` is the shared folder."""
-        if self.drain_every is not None and checks.integer("drain_every", self.drain_every) < 1:
-            raise ValueError(f"drain_every is {self.drain_every}; expected 1 or more, or None for never")
+        if self.flush_every is not None and checks.integer("flush_every", self.flush_every) < 1:
+            raise ValueError(f"flush_every is {self.flush_every}; expected 1 or more, or None for never")
         return {
             "root": os.path.abspath(self.root),
             "partner": self.partner,
-            "drain_every": self.drain_every,
+            "flush_every": self.flush_every,
             "drained": files.steps_in(folder) if rank == 0 else [],
             **(self.local.describe() if rank == self.local.leader else NOTHING_HERE),
         }
@@ -69,11 +69,11 @@ class Levels:
                 )
         last, undrained = max(((each["last"], each["undrained"]) for each in every), key=lambda each: each[0])
         self.local.undrained = 1 if last in every[0]["drained"] else undrained + 1
-        self.is_drained = self.drain_every is not None and self.local.undrained >= self.drain_every
+        self.is_drained = self.flush_every is not None and self.local.undrained >= self.flush_every
         if self.partner and group.rank == 0 and not any(map(_is_one, self.local.partners)):
             self.warnings.append(
                 f"{operation}: partner=True, but all ranks are on one node, so there are no copies on another one: if "
-                f"it fails, what is not in the shared folder is lost. Start on several nodes, or give drain_every=1, "
+                f"it fails, what is not in the shared folder is lost. Start on several nodes, or give flush_every=1, "
                 f"or partner=False if that is all right{on_rank()}"
             )
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..core import checks
 from ..core.group import ProcessGroup
-from ..errors import on_rank
+from ..errors import CheckpointWarning, on_rank
 from . import files
 from .nodes import Nodes
 from .parts import length_of, read_part
@@ -80,7 +80,7 @@ class Loading:
         if checkpoint is None:
             checkpoint, skipped = self._load_from_folder(step, fall_back, skipped)
         if skipped and self.group.rank == 0:
-            warnings.warn(f"{skipped}loaded step {checkpoint.step} instead", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"{skipped}loaded step {checkpoint.step} instead", CheckpointWarning, stacklevel=3)
         if self.nodes is not None and step is None:
             self.nodes.skip_after(checkpoint.step)
         return checkpoint

@@ -184,14 +184,14 @@ class Reading:
     def _fetch(self, arrays: list[dict[str, Any]]) -> None:
         """Fetch the requested parts, in rounds of one piece between any two ranks; all ranks call it."""
         group = self.nodes.group
-        asked = group.all_to_all_sparse({rank: np.array(each, np.int64) for rank, each in self.requests.items()})
+        asked = group.exchange_sparse({rank: np.array(each, np.int64) for rank, each in self.requests.items()})
         queues = {rank: list(_in_pieces(each.tolist())) for rank, each in asked.items()}
         rounds = np.array([max(map(len, queues.values()), default=0)])
         group.all_reduce(rounds, ReduceOp.MAX)
         places = {rank: self._targets(rank) for rank in self.requests}
         for turn in range(int(rounds[0])):
             sent = {rank: self._piece(arrays, *queue[turn]) for rank, queue in queues.items() if turn < len(queue)}
-            for rank, piece in group.all_to_all_sparse(sent).items():
+            for rank, piece in group.exchange_sparse(sent).items():
                 next(places[rank])[:] = piece
 
     def _targets(self, rank: int) -> Iterator[Any]:

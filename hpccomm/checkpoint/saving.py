@@ -309,7 +309,7 @@ def _compare(operation: str, group: ProcessGroup, every: list[dict[str, Any]]) -
     for what in ("step", "keep", "overwrite"):
         same(what, [each[what] for each in every])
     same("local", ["None" if each["local"] is None else "a folder" for each in every])
-    for what in ("partner", "drain_every") if every[0]["local"] else ():
+    for what in ("partner", "flush_every") if every[0]["local"] else ():
         same(what, [each["local"][what] for each in every])
     for kind in ("arrays", "replicated"):
         same(f"the list of names in {kind}", [sorted(each[kind]) for each in every])

@@ -55,11 +55,11 @@ class FastPath:
         """Begin the messages of a list of P2POp of the world, or return None."""
         return None
 
-    def all_to_all_sparse(self, arrays: Any, names: Sequence[int] | None) -> dict[int, Any] | None:
+    def exchange_sparse(self, arrays: Any, names: Sequence[int] | None) -> dict[int, Any] | None:
         """Exchange arrays; return the received ones, or None. `names` has the ranks' names (None: their numbers)."""
         return None
 
-    def node_all_to_all_sparse(self, arrays: Any, received: dict[int, Any], names: Sequence[int]) -> bool:
+    def node_exchange_sparse(self, arrays: Any, received: dict[int, Any], names: Sequence[int]) -> bool:
         """Try to do it with checked arguments, in node-shared memory; return whether it was done."""
         return False
 

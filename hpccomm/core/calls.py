@@ -203,7 +203,7 @@ def tag_number(group: Membership, name: str, argument: str, given: int) -> int:
 
 def sparse_messages(group: Membership, arrays: Any) -> dict[int, list[Any] | tuple[Any, ...]]:
     """Accept a tuple of host arrays for each receiver, or one array, which becomes a list of one."""
-    name, found = "all_to_all_sparse", {}
+    name, found = "exchange_sparse", {}
     if not isinstance(arrays, Mapping):
         raise TypeError(f"{name}: arrays is a {type(arrays).__name__}; expected a dict, arrays by receivers{on_rank()}")
     for dst, given in arrays.items():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DistTimeoutError, on_rank
 from ..job import failures
-from ..process.stderr import tell
+from ..process.stderr import tell, tell_verdict
 from .observers import who_is_late
 from .timeouts import pause, pauses
 
@@ -161,7 +161,6 @@ def _tell_of(group: ProcessGroup, absent: int) -> None:
     """Print the rank that has not come to destroy the group, and its place in the program."""
     verdict = who_is_late()
     if not group.is_destroyed:
-        tell(
-            f"hpccomm: rank {group.ranks[group.rank]} waits for rank {group.ranks[absent]}, which has not come to "
-            f"destroy {group.name!r} (at the end of a with block, too){verdict}"
-        )
+        rank, other = group.ranks[group.rank], group.ranks[absent]
+        where = f"destroy {group.name!r} (at the end of a with block, too)"
+        tell_verdict([f"rank {rank} waits for rank {other}, which has not come to {where}{verdict}"])

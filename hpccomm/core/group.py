@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
-from ..errors import DistError, DistStoreError, on_rank
+from ..errors import DistError, DistStoreError, HpccommWarning, on_rank
 from ..job import failures, mpi_library
 from ..process.excepthook import end_with
 from ..process.proc import MAPPED_LATER, take_names_away
@@ -23,6 +23,7 @@ from .members import shortened
 from .operations import Operations
 from .options import time_limit
 from .registry import BackendConfig
+from .renamed import Renamed
 from .timeouts import as_seconds
 from .work import own_names
 
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 PUBLIC = [  # besides the operations
     "rank", "size", "ranks", "nodes", "local_rank", "local_ranks", "comm", "config", "device_id", "timeout", "name",
     "on_timeout", "description", "group_name", "group_desc", "is_destroyed", "sequence_number", "message_number",
-    "is_replacement", "store", "on", "group_rank", "global_rank", "register_hook", "enable_timing", "destroy", "agree",
-    "abort", "nccl_handle", "nccl_config",
+    "is_replacement", "store", "from_comm", "group_rank", "global_rank", "register_hook", "enable_timing", "destroy",
+    "agree", "abort", "nccl_handle", "nccl_config",
 ]  # fmt: skip
 
 
@@ -44,7 +45,7 @@ class ProcessGroup(Operations):
     """A set of ranks that communicate, with a private MPI communicator and one backend per device.
 
     Programs get one from :func:`init_process_group` or :func:`new_group` and pass it to the functions of
-    `hpccomm`; libraries make one on their own communicator by :meth:`on`. Each operation is also a method:
+    `hpccomm`; libraries make one on their own communicator by :meth:`from_comm`. Each operation is also a method:
     ``group.all_reduce(x)`` is ``hc.all_reduce(x, group=group)``. Methods take ranks *of the group*.
 
     A ``with`` block destroys the group at its end.
@@ -106,18 +107,18 @@ class ProcessGroup(Operations):
 
     @overload
     @classmethod
-    def on(
+    def from_comm(
         cls, comm: MPI.Cartcomm, *,
         config: BackendConfig | str | None = ..., timeout: timedelta | float | None = ..., name: str = ...,
     ) -> Any: ...  # fmt: skip  # a Grid
     @overload
     @classmethod
-    def on(
+    def from_comm(
         cls, comm: Any, *,
         config: BackendConfig | str | None = ..., timeout: timedelta | float | None = ..., name: str = ...,
     ) -> ProcessGroup: ...  # fmt: skip
     @classmethod
-    def on(
+    def from_comm(
         cls,
         comm: Any,
         *,
@@ -156,7 +157,7 @@ class ProcessGroup(Operations):
         Examples
         --------
         >>> from mpi4py import MPI
-        >>> with hc.ProcessGroup.on(MPI.COMM_SELF, name="mine") as group:
+        >>> with hc.ProcessGroup.from_comm(MPI.COMM_SELF, name="mine") as group:
         ...     x = np.array([1.0, 2.0])
         ...     hc.all_reduce(x, group=group)
         >>> x
@@ -173,6 +174,10 @@ class ProcessGroup(Operations):
         if comm.Get_topology() == mpi.CART:
             return late(GRID_ON)(comm, fields)  # type: ignore[no-any-return]
         return make_group(**fields)
+
+    if not TYPE_CHECKING:
+        on = Renamed("from_comm")
+        all_to_all_sparse = Renamed("exchange_sparse")
 
     @property
     def store(self) -> Any:
@@ -378,7 +383,7 @@ class ProcessGroup(Operations):
             Inside a coalescing() block.
         """
         for text in self._destroy():  # last: with -W error, warnings raise, and only on some ranks
-            warnings.warn(text, RuntimeWarning, stacklevel=3)
+            warnings.warn(text, HpccommWarning, stacklevel=3)
 
     def _destroy(self) -> list[str]:
         """Destroy the group; return the warnings."""

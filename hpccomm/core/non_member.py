@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeAlias
 
-from ..errors import on_rank
+from ..errors import NonMemberWarning, on_rank
 from .group import ProcessGroup
 from .members import abridged
 from .operation_list import OPERATIONS
 from .options import DEFAULT_TIMEOUT
 from .persistent_work import PersistentWork
 from .registry import BackendConfig
+from .renamed import Renamed
 from .work import CompletedWork
 
 Group: TypeAlias = "ProcessGroup | NonMember"
@@ -55,6 +56,7 @@ class NonMember:
     sequence_number = message_number = 0
     description = ""
     timeout: timedelta = DEFAULT_TIMEOUT
+    all_to_all_sparse = Renamed("exchange_sparse")
 
     def __init__(self, ranks: Sequence[int] = (), name: str = "", config: BackendConfig | None = None) -> None:
         self.ranks = tuple(ranks)
@@ -77,7 +79,7 @@ class NonMember:
         if not self._has_warned:
             self._has_warned = True
             message = f"{operation}: this rank is not in {self!r}; nothing is done{on_rank()}"
-            warnings.warn(message, RuntimeWarning, stacklevel=stacklevel + 1)
+            warnings.warn(message, NonMemberWarning, stacklevel=stacklevel + 1)
 
     def group_rank(self, global_rank: int) -> int:
         """Return the group rank of a global rank; ValueError if it is not a member."""

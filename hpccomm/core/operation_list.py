@@ -225,7 +225,7 @@ OPERATIONS: dict[str, OperationSpec] = {
             "async persistent",
         ),
         _spec(
-            "all_to_all_sparse",
+            "exchange_sparse",
             "value arrays",
             "Send arrays to some ranks, which need not expect them",
             "async unlike",

@@ -155,21 +155,21 @@ class Operations(GeneratedOperations):
         return cast("PersistentWork", plan.set_up())
 
     @asynchronous_method
-    def all_to_all_sparse(
+    def exchange_sparse(
         self,
         arrays: Mapping[int, Array | tuple[Array, ...]],
         async_op: bool = False,
         names: Sequence[int] | None = None,
     ) -> Any:
-        """See :func:`hpccomm.all_to_all_sparse`; ranks are group ranks, or their `names`."""
-        if not async_op and (came := self.dispatcher.fast.all_to_all_sparse(arrays, names)) is not None:
+        """See :func:`hpccomm.exchange_sparse`; ranks are group ranks, or their `names`."""
+        if not async_op and (came := self.dispatcher.fast.exchange_sparse(arrays, names)) is not None:
             return came
         if names is not None and isinstance(arrays, Mapping):
-            arrays = {self.peer("all_to_all_sparse", "a receiver", dst, None): each for dst, each in arrays.items()}
+            arrays = {self.peer("exchange_sparse", "a receiver", dst, None): each for dst, each in arrays.items()}
         given, received = calls.sparse_messages(self, arrays), dict[int, Any]()
         ranks = range(self.size) if names is None else names
         step = partial(self._exchange_sparse, given, received, ranks, async_op or self.dispatcher.timeout is not None)
-        work = self.dispatcher.run(Call(("all_to_all_sparse", OBJECTS, received, (given,))), async_op, step)
+        work = self.dispatcher.run(Call(("exchange_sparse", OBJECTS, received, (given,))), async_op, step)
         if not async_op:
             return received
         return _looked_after(work)
@@ -178,10 +178,10 @@ class Operations(GeneratedOperations):
         self, given: dict[int, Any], received: dict[int, Any], names: Sequence[int], is_async: bool
     ) -> Work | None:
         has_node = not is_async and self.config.device_map.get("cpu") == "mpi"  # the same on all ranks
-        if has_node and self.dispatcher.backends["cpu"].fast_path.node_all_to_all_sparse(given, received, names):
+        if has_node and self.dispatcher.backends["cpu"].fast_path.node_exchange_sparse(given, received, names):
             return None
         transport: Any = self.dispatcher.backends[OBJECTS]
-        work: Work | None = transport.all_to_all_sparse(given, received, names, is_async)
+        work: Work | None = transport.exchange_sparse(given, received, names, is_async)
         return work
 
     # -- Python objects --------------------------------------------------------------------------

@@ -59,13 +59,13 @@ def detach(group: ProcessGroup) -> None:
 
 
 def _announce(group: ProcessGroup) -> None:
-    """Print a line about a new group, on its first rank."""
+    """Log a line about a new group, on its first rank."""
     from ..core.members import abridged
-    from ..process.stderr import tell
+    from ..process.stderr import INFO, log
 
     nodes = f"{len(set(group.nodes))} node{'s' if len(set(group.nodes)) > 1 else ''}"
     limit = f"timeout {group.timeout.total_seconds():g} s, then {group.on_timeout}"
-    tell(f"hpccomm: made {group.name!r}: ranks {abridged(group.ranks)} on {nodes}, {group.config}, {limit}")
+    log(f"made {group.name!r}: ranks {abridged(group.ranks)} on {nodes}, {group.config}, {limit}", INFO)
 
 
 def who_is_late() -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..core.hooks import Hook, Operation, RemovableHandle
-from ..errors import DistError, on_rank
+from ..errors import DistError, HpccommWarning, on_rank
 from .groups_seen import everywhere
 from .records import arrays_in, record_of_operation
 from .sources import SOURCES
@@ -74,7 +74,7 @@ def check_numerics(action: str = "raise") -> RemovableHandle:
     ----------
     action : str
         ``"raise"``: raise DistError. For a bad input it is raised before anything is sent, on this rank only; the
-        other ranks wait until the exception ends the job. ``"warn"``: issue a RuntimeWarning, and continue.
+        other ranks wait until the exception ends the job. ``"warn"``: issue an HpccommWarning, and continue.
 
     Returns
     -------
@@ -129,7 +129,7 @@ class _CheckNumerics:
                     message = f"{_in_words(operation)}: {label} {when} it: {bad} are not finite{on_rank()}"
                     if self._action == "raise":
                         raise DistError(message)
-                    warnings.warn(message, RuntimeWarning, stacklevel=7)
+                    warnings.warn(message, HpccommWarning, stacklevel=7)
 
 
 OUTPUTS = {"output", "outputs", "output_lists", "calls", "recvbuf"}  # not checked before the operation

@@ -55,7 +55,7 @@ ABORTS = AbortOnException.__call__.__code__
 WAITS_FOR_TASKS, WAITS_FOR_FUTURES = ("result", "exception", "wait"), ("wait", "as_completed")
 FUTURES = os.path.join("concurrent", "futures", "_base.py")
 # Calls before there is a group: two make the first one, and a spare waits until it is needed.
-WITHOUT_A_GROUP = {"init_process_group": "init_process_group", "on": "ProcessGroup.on", "spare": "spare"}
+WITHOUT_A_GROUP = {"init_process_group": "init_process_group", "from_comm": "ProcessGroup.from_comm", "spare": "spare"}
 # Operations and set-ups in which ranks first exchange their arguments by another operation.
 GATHER_FIRST = OF_SEVERAL | {f"{name}_init" for name in OF_SEVERAL | OF_GRIDS}
 WAITS = re.compile(r"[Ww]ait(all|any|some)?\(")

@@ -28,7 +28,7 @@ from ..errors import DistError
 from ..process import settings, stderr
 from ..process.printed import launchers_stderr, let_go_of_output, let_launcher_read
 from ..process.proc import MAPPED_LATER, take_names_away
-from ..process.stderr import tell
+from ..process.stderr import tell, tell_verdict
 from . import stacks
 from .ctrl_c import PATIENCE_WITH_PYTHON, end_on_ctrl_c
 from .culprits import Verdict, verdict
@@ -326,7 +326,7 @@ class Watchdog:
             lines.append(f"{how} allows more time")
         elif action == IF_ALL_WAIT:
             lines.append("the job goes on, because a rank may only be slow: hpccomm run --timeout SECONDS ends it")
-        tell("\n".join(f"hpccomm: {line}" for line in lines), stderr.uncaptured() if ends else None)
+        tell_verdict(lines, stderr.uncaptured() if ends else None)
 
     def inquire(self) -> Verdict:
         """Ask all ranks for their reports, write the verdict into the folder, and return it."""
@@ -542,13 +542,13 @@ def end_job(why: str) -> NoReturn:
     watchdog = current()
     lines = [why, f"the job ends with status {STATUS}"]
     if watchdog is None:
-        tell("\n".join(f"hpccomm: {line}" for line in lines), stderr.uncaptured())
+        tell_verdict(lines, stderr.uncaptured())
         _end_at(time.time())
     try:
         with contextlib.suppress(OSError):  # no folder is writable
             watchdog.inquire()
             lines.insert(1, watchdog._where_reports_are())
-        tell("\n".join(f"hpccomm: {line}" for line in lines), stderr.uncaptured())
+        tell_verdict(lines, stderr.uncaptured())
     finally:
         watchdog._end()
 

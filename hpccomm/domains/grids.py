@@ -168,8 +168,8 @@ class Layout(NamedTuple):
 class Grid(ProcessGroup):
     """A group whose ranks have coordinates in a grid. Every operation accepts it as ``group=``.
 
-    Make one with :func:`new_grid`, or with :meth:`ProcessGroup.on` and a communicator that has a Cartesian topology.
-    The last coordinate changes fastest from rank to rank. ``grid["x"]`` is the group of the ranks along axis x through
+    Make one with :func:`new_grid`, or with :meth:`ProcessGroup.from_comm` and a Cartesian communicator. The
+    last coordinate changes fastest from rank to rank. ``grid["x"]`` is the group of the ranks along axis x through
     this rank, ``grid["y", "x"]`` the group of its plane, with axes in the grid's order. These parts are grids too, made
     and destroyed with this one. Axes are given by name or number. Methods take and return ranks *in the grid*;
     functions take them as `group_dst` and `group_src`.

@@ -50,8 +50,8 @@ def redistribute(
         The array to fill and this rank's part of the global array, with the same dtype and any layouts. Their last axes
         are those of the boxes. Leading axes are the same on every rank, and are not split. They may share memory.
     output_box, input_box : tuple of slice
-        Positions in the global array: a start and a stop for each axis; :func:`block` helps. Outputs may overlap, and
-        inputs too: if several ranks have a cell, it comes from the lowest of them. A box may be empty.
+        Positions in the global array: a start and a stop for each axis; :func:`block_slice` helps. Outputs may
+        overlap, and inputs too: if several ranks have a cell, it comes from the lowest of them. A box may be empty.
     group : ProcessGroup, optional
         Default: the world.
     async_op : bool
@@ -73,9 +73,9 @@ def redistribute(
     Examples
     --------
     >>> n, me = hc.get_world_size(), hc.get_rank()
-    >>> rows = np.arange(12.0).reshape(4, 3)[hc.block(4, n, me)]  # a slab of the rows of a global array
-    >>> columns = np.empty((4, 3))[:, hc.block(3, n, me)]
-    >>> hc.redistribute(columns, rows, (slice(0, 4), hc.block(3, n, me)), (hc.block(4, n, me), slice(0, 3)))
+    >>> rows = np.arange(12.0).reshape(4, 3)[hc.block_slice(4, n, me)]  # a slab of the rows of a global array
+    >>> columns = np.empty((4, 3))[:, hc.block_slice(3, n, me)]
+    >>> hc.redistribute(columns, rows, (slice(0, 4), hc.block_slice(3, n, me)), (hc.block_slice(4, n, me), slice(0, 3)))
     >>> columns[:2]  # on one rank
     array([[0., 1., 2.],
            [3., 4., 5.]])
@@ -108,7 +108,7 @@ def redistribute_init(
     return member(group).redistribute_init(output, input, output_box, input_box)
 
 
-def block(n: Integer, parts: Integer, index: Integer) -> slice:
+def block_slice(n: Integer, parts: Integer, index: Integer) -> slice:
     """Return the slice of block `index` when `n` cells are divided into `parts` nearly equal blocks.
 
     Parameters
@@ -132,14 +132,14 @@ def block(n: Integer, parts: Integer, index: Integer) -> slice:
 
     Examples
     --------
-    >>> [hc.block(10, 3, index) for index in range(3)]
+    >>> [hc.block_slice(10, 3, index) for index in range(3)]
     [slice(0, 3, None), slice(3, 6, None), slice(6, 10, None)]
     """
     n, of, at = (
-        checks.integer(f"block: {what}", each) for what, each in zip(("n", "parts", "index"), (n, parts, index))
+        checks.integer(f"block_slice: {what}", each) for what, each in zip(("n", "parts", "index"), (n, parts, index))
     )
     if n < 0 or not 0 <= at < of:
-        raise ValueError(f"block: part {at} of {of} of {n}; expected 0 <= index < parts, and n >= 0{on_rank()}")
+        raise ValueError(f"block_slice: part {at} of {of} of {n}; expected 0 <= index < parts, and n >= 0{on_rank()}")
     return slice(n * at // of, n * (at + 1) // of)
 
 

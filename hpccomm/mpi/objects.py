@@ -66,7 +66,7 @@ class ObjectTransport(Backend):
             self._has_duplicate = True
         return self._messages
 
-    def all_to_all_sparse(
+    def exchange_sparse(
         self, arrays: Mapping[int, Sequence[Any]], received: dict[int, Any], names: Sequence[int], async_op: bool
     ) -> Work | None:
         """Send arrays to some ranks, and fill `received` with those from others (`sparse_exchange.py`)."""

@@ -1,6 +1,6 @@
 """Sparse exchanges: the receivers of messages do not know of them before they arrive.
 
-Blocking exchanges within a node use its memory instead (`node_all_to_all_sparse` of the compiled fast path). Each
+Blocking exchanges within a node use its memory instead (`node_exchange_sparse` of the compiled fast path). Each
 receiver gets one message that describes the arrays and includes small ones, and one message for each larger array. The
 number of ranks decides how a rank knows which messages to expect:
 

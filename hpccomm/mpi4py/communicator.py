@@ -43,12 +43,12 @@ class Comm(_Base):
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm or ProcessGroup
-        Every rank of it must call this. A communicator gets a group (:meth:`ProcessGroup.on`), which `Free` destroys.
+        Every rank calls this. A communicator gets a group (:meth:`ProcessGroup.from_comm`), which `Free` destroys.
     accelerate : bool
         Whether hpccomm also does large reductions of host arrays (`Allreduce`, `Reduce`, `Reduce_scatter_block`,
         `Scan`, `Exscan`, from 128 KiB): through the node's shared memory, for any layout, and for float16.
     config, timeout, name
-        As for :meth:`ProcessGroup.on`.
+        As for :meth:`ProcessGroup.from_comm`.
 
     Attributes
     ----------
@@ -115,7 +115,7 @@ class Comm(_Base):
         if isinstance(comm, ProcessGroup):
             group = comm
         else:
-            group = ProcessGroup.on(own, config=config, timeout=timeout, name=name or own.Get_name())
+            group = ProcessGroup.from_comm(own, config=config, timeout=timeout, name=name or own.Get_name())
         self._group = group
         self.messages = Messages(group)
         self.collects = any(transport == "nccl" for transport in group.config.device_map.values())

@@ -36,7 +36,7 @@ cdef enum:
 NAMES = ("", "broadcast", "all_reduce", "all_gather_single", "reduce_scatter_single", "barrier", "all_gather", "gather",
          "scatter", "all_to_all", "reduce_scatter", "reduce", "scan", "exscan", "all_to_all_single",
          "all_reduce_coalesced", "broadcast_coalesced", "all_gather_single_coalesced",
-         "reduce_scatter_single_coalesced", "all_gather_coalesced", "all_to_all_sparse", "broadcast_start",
+         "reduce_scatter_single_coalesced", "all_gather_coalesced", "exchange_sparse", "broadcast_start",
          "all_reduce_start", "all_gather_single_start", "reduce_scatter_single_start", "all_to_all_single_start",
          "all_reduce_coalesced_start", "send", "recv", "sendrecv")
 

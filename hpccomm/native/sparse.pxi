@@ -1,9 +1,9 @@
 # The sparse exchange in memory of the node: only senders know their receivers and arrays.
 
 cdef class Sparse(Lists):
-    """all_to_all_sparse."""
+    """exchange_sparse."""
 
-    def all_to_all_sparse(self, arrays, names):
+    def exchange_sparse(self, arrays, names):
         """Do a sparse exchange of ordinary arrays in memory of the node; return the received arrays, or None.
 
         `names`: the ranks' names in `arrays` and in the result; None: ranks are numbers.
@@ -28,16 +28,16 @@ cdef class Sparse(Lists):
         cdef int code
         self.entry = note(self, SPARSE, first, nbytes, NOBODY, NOBODY, <int>min(elements, LARGEST_COUNT), False)
         try:
-            code = self.exchange_sparse(given, names, received)
+            code = self.move_sparse(given, names, received)
         except BaseException as error:  # MPI's, a signal handler's, MemoryError: the other ranks have counted it
             self.note_failure()
-            seen = self._failed("all_to_all_sparse", error)
+            seen = self._failed("exchange_sparse", error)
             if seen is error:
                 raise
             raise seen from error
-        return received if self.ends(code, "all_to_all_sparse") else None
+        return received if self.ends(code, "exchange_sparse") else None
 
-    cdef int exchange_sparse(self, list given, names, dict received) except? -3:
+    cdef int move_sparse(self, list given, names, dict received) except? -3:
         """Exchange the arrays of tuples (rank, whether it is a single array, arrays); None: they are not ordinary."""
         cdef int code
         cdef list sends = [], receives = []
@@ -119,7 +119,7 @@ cdef class Sparse(Lists):
         received[name] = arrays[0] if is_single else tuple(arrays)
         return 0
 
-    def node_all_to_all_sparse(self, arrays, dict received, names):
+    def node_exchange_sparse(self, arrays, dict received, names):
         """Do a sparse exchange of tuples of arrays (a single array: a list) and fill `received`, or return False."""
         if not self.is_node_open():
             return False
@@ -130,4 +130,4 @@ cdef class Sparse(Lists):
                 given = None
                 break
             given.append((dst, type(each) is list, sent))
-        return self.has_ended(self.exchange_sparse(given, names, received), "all_to_all_sparse")
+        return self.has_ended(self.move_sparse(given, names, received), "exchange_sparse")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ..errors import DistError
 from .environment import launcher
 from .forked import STARTED_BY
-from .stderr import tell
+from .stderr import log
 
 SHORT = 200  # characters; messages do not repeat a longer command
 
@@ -41,7 +41,7 @@ FAMILIES = (
 
 
 def check(mpi: Any) -> None:
-    """Raise DistError if this process should be one of several ranks but is alone; or warn once on stderr."""
+    """Raise DistError if this process should be one of several ranks but is alone; or log a warning once."""
     global _has_warned
     size, library = mpi.COMM_WORLD.Get_size(), mpi.Get_library_version()
     refused = refusal(size, library)
@@ -50,7 +50,7 @@ def check(mpi: Any) -> None:
     said = warning(size, library)
     if said is not None and not _has_warned:
         _has_warned = True
-        tell(f"hpccomm: {said}")
+        log(said)
 
 
 def family(library: str) -> Family | None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from .. import native
-from .stderr import tell
+from .stderr import log
 from .tuning import Tuning, tuning
 
 # docs/reference/variables.md describes each of them.
@@ -82,7 +82,7 @@ def agreed(comm: Any, is_cuda_aware: Callable[[], bool], environ: Mapping[str, s
     if comm.Get_rank() == 0:
         if not _run:  # the first call
             for text in unknown(environ):
-                tell(f"hpccomm: {text}")
+                log(text)
         try:
             folder = os.path.join(debug_dir(environ), _run or f"run-{os.urandom(4).hex()}")
             found = read(environ, folder)

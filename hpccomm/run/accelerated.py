@@ -41,7 +41,9 @@ class AcceleratedCalls:
             group = self._of.get(comm._seen)
             if group is None:
                 seen = comm._seen
-                self._of[seen] = group = ProcessGroup.on(plain(comm), name=seen.name, timeout=self._parent.timeout)
+                self._of[seen] = group = ProcessGroup.from_comm(
+                    plain(comm), name=seen.name, timeout=self._parent.timeout
+                )
                 group.on_timeout = self._parent.on_timeout
             step = route(group, *arguments)
             getattr(group, step.operation)(*step.arguments)

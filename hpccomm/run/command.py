@@ -141,7 +141,7 @@ def _watch(hook: AbortOnException, arguments: argparse.Namespace) -> None:
         return
     from ..core.group import ProcessGroup
 
-    group = ProcessGroup.on(mpi.COMM_WORLD, name="hpccomm run")
+    group = ProcessGroup.from_comm(mpi.COMM_WORLD, name="hpccomm run")
     if not group.settings.watchdog:
         group.destroy()
         if has_hooks:

@@ -351,9 +351,9 @@ class Scheduler:
             self._tell(f"{text}; task_timeout= of hc.executor ends such tasks" if not action else text)
 
     def _tell(self, text: str) -> None:
-        from ..process.stderr import tell
+        from ..process.stderr import log
 
-        tell(f"hpccomm: executor: {text}")
+        log(f"executor: {text}")
 
     # -- the end -----------------------------------------------------------------------------------------
 

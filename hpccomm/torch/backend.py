@@ -15,7 +15,7 @@ from torch._C._autograd import _profiler_enabled as profiler_enabled
 from ..core.group import ProcessGroup
 from ..core.reduce_op import ReduceOp
 from ..core.work import CompletedWork, Work
-from ..errors import DistTimeoutError
+from ..errors import DistTimeoutError, HpccommWarning
 from .arrays import as_array, as_arrays, as_flat_array, as_scipy, as_torch
 from .dynamo import not_compiled
 from .start import NAME, devices, subgroup
@@ -180,7 +180,7 @@ class Calls:
         try:
             self.group.destroy()
         except DistTimeoutError as error:
-            warnings.warn(f"{error}; the group is given up", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"{error}; the group is given up", HpccommWarning, stacklevel=3)
             self.abort()
         ALIVE.pop(self.group, None)
 

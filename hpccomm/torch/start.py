@@ -190,6 +190,6 @@ def subgroup(comm: Any, ranks: Sequence[int], name: str, timeout: timedelta) -> 
     members = list(ranks)
     tag = crc32(repr(members).encode()) % TAGS  # not of the name, which differs if some ranks have made more groups
     part = comm.Create_group(comm.Get_group().Incl(members), tag)
-    group: ProcessGroup = ProcessGroup.on(part, timeout=timeout, name=name)
+    group: ProcessGroup = ProcessGroup.from_comm(part, timeout=timeout, name=name)
     part.Free()
     return group

@@ -32,7 +32,7 @@ def test_each_way_brings_the_same_arrays(cells: int) -> None:
         hand = sparse.ByHand(MPI.COMM_WORLD)
         for number in sparse.partners(SIZE):
             arrays = sparse.outgoing(number, 8 * cells, SIZE, RANK)
-            assert_has_come(hc.all_to_all_sparse(arrays, world), number, cells)
+            assert_has_come(hc.exchange_sparse(arrays, world), number, cells)
             for call in hand.calls().values():
                 for _ in range(3):  # one after the other, without a barrier
                     assert_has_come(call(arrays), number, cells)

@@ -243,7 +243,7 @@ def has_form(name: str, form: str) -> bool:
 
 
 SHARED = {"empty_shared", "empty_symmetric", "fence"}
-ABOVE = SHARED | OF_GRIDS | {"coalescing", "all_to_all_sparse", *(name for name in OPERATIONS if "object" in name)}
+ABOVE = SHARED | OF_GRIDS | {"coalescing", "exchange_sparse", *(name for name in OPERATIONS if "object" in name)}
 FORMS = ["ordinary", "async", "persistent", "coalescing"]
 CALLS = [(name, form) for name in OPERATIONS if name not in ABOVE for form in FORMS if has_form(name, form)]
 

@@ -150,7 +150,7 @@ def test_a_sparse_exchange_goes_on_after_a_handler_has_raised_anywhere_in_it(
         monkeypatch.setattr(sparse_exchange, "BLOCKS", 16 * size)
     for moment in range(1, 2 * MOMENTS):
         sent = {to: (np.full(5000, 10.0 * me + to), np.array([moment])) for to in range(size)}
-        work = hc.all_to_all_sparse(sent, async_op=True)
+        work = hc.exchange_sparse(sent, async_op=True)
         interrupted(work.wait, moment, Alarm)
         assert work.wait(60)
         assert list(work.result()) == list(range(size)), moment

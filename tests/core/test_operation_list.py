@@ -25,16 +25,16 @@ def test_the_page_of_operations_is_what_the_list_says() -> None:
 
 # -- the places that have to know an operation: docs/adding-an-operation.md ------------------------------------------
 
-MADE_OF_OTHERS = {"all_reduce_sparse", "coalescing", "all_to_all_sparse"} | OF_SEVERAL | OF_GRIDS
+MADE_OF_OTHERS = {"all_reduce_sparse", "coalescing", "exchange_sparse"} | OF_SEVERAL | OF_GRIDS
 OF_OBJECTS = {name for name in OPERATIONS if "object" in name}
 OF_ARRAYS = OPERATIONS.keys() - MADE_OF_OTHERS - OF_OBJECTS
 ON_GPUS = {"empty_symmetric"}
 SHARED = {"empty_shared", "fence"} | ON_GPUS
 MEASURED = OF_ARRAYS - SHARED - {"send", "recv", "monitored_barrier"}  # messages are measured in patterns of their own
-IN_THE_MATRIX = OPERATIONS.keys() - SHARED - OF_GRIDS - {"coalescing", "all_to_all_sparse"}
+IN_THE_MATRIX = OPERATIONS.keys() - SHARED - OF_GRIDS - {"coalescing", "exchange_sparse"}
 PLACES = {  # what a transport other than MPI lacks, the page of operations says
     "hpccomm/mpi/backend.py": OF_ARRAYS - ON_GPUS,
-    "hpccomm/mpi/objects.py": OF_OBJECTS | {"all_to_all_sparse"},
+    "hpccomm/mpi/objects.py": OF_OBJECTS | {"exchange_sparse"},
     "hpccomm/bench/operations.py": MEASURED,
     "tests/calls.py and tests/matrix/cases.py": IN_THE_MATRIX,
 }

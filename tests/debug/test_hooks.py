@@ -84,7 +84,7 @@ def test_what_has_not_come_yet_is_not_looked_at(process_group: hc.ProcessGroup) 
 
 def test_a_warning_lets_it_go_on(process_group: hc.ProcessGroup) -> None:
     x = np.array([np.nan])
-    with hpccomm.debug.check_numerics("warn"), pytest.warns(RuntimeWarning, match="nan at") as seen:
+    with hpccomm.debug.check_numerics("warn"), pytest.warns(hc.HpccommWarning, match="nan at") as seen:
         hc.all_reduce(x)
     assert len(seen) == 2  # before and after
     with pytest.raises(ValueError, match="action is 'exit'"):

@@ -40,7 +40,7 @@ ENDS = """
         ("hc.redistribute(whole, mine, *boxes, grid)", "redistribute"),  # where it gathers boxes
         ("grid.redistribute_init(whole, mine, *boxes)", "redistribute_init"),
         ("hc.halo_accumulate_init(x, grid, width=2)", "halo_accumulate_init"),  # where it gathers sizes
-        ("hc.all_to_all_sparse({0: x}, grid)", "all_to_all_sparse"),
+        ("hc.exchange_sparse({0: x}, grid)", "exchange_sparse"),
     ],
 )
 def test_a_call_that_waits_for_a_late_rank_ends_the_job(call: str, late: str, tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_a_call_that_waits_for_a_late_rank_ends_the_job(call: str, late: str, tm
 
 
 RAISES = """
-    hc.all_to_all_sparse({}, grid)  # the first one makes a communicator
+    hc.exchange_sparse({}, grid)  # the first one makes a communicator
 
     def begun(work):
         work.start()
@@ -63,7 +63,7 @@ RAISES = """
         "halo_exchange_start": lambda: begun(halo),
         "halo_accumulate_start": lambda: begun(deposit),
         "redistribute_start": lambda: begun(gathering),
-        "all_to_all_sparse": lambda: hc.all_to_all_sparse({(me + 1) % n: mine}, grid, async_op=True),
+        "exchange_sparse": lambda: hc.exchange_sparse({(me + 1) % n: mine}, grid, async_op=True),
     }
     for name, call in calls.items():
         whole[:], x[:] = -1, [0, me + 1, me + 1, 0]
@@ -97,13 +97,13 @@ RAISES = """
     if me == 1:
         while not raised.exists():
             time.sleep(0.01)
-        hc.all_to_all_sparse({}, grid)
+        hc.exchange_sparse({}, grid)
     else:
         try:
-            hc.all_to_all_sparse({1: x}, grid)  # waits for a Work, and not in MPI
+            hc.exchange_sparse({1: x}, grid)  # waits for a Work, and not in MPI
         except hc.DistTimeoutError:
             raised.touch()
-    assert hc.all_to_all_sparse({me: mine}, grid)[me].tolist() == [me] * 3
+    assert hc.exchange_sparse({me: mine}, grid)[me].tolist() == [me] * 3
     print("all have been late")
     """
 

@@ -97,7 +97,7 @@ def test_every_call_that_waits_for_a_late_rank_is_seen(tmp_path: Path) -> None:
     assert json.loads(finished.stdout.splitlines()[-1]) == {}
 
 
-@pytest.mark.parametrize("call", ["hc.init_process_group()", "hc.ProcessGroup.on(MPI.COMM_WORLD)"])
+@pytest.mark.parametrize("call", ["hc.init_process_group()", "hc.ProcessGroup.from_comm(MPI.COMM_WORLD)"])
 def test_the_first_call_of_a_program(call: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(

@@ -82,7 +82,7 @@ def test_a_report_does_not_grow_with_the_ranks(situation: Situation) -> None:
     ids=["all", "a column", "another one", "backwards"],
 )
 def test_the_groups_that_a_rank_has_made_are_short_in_its_report(ranks: Sequence[int]) -> None:
-    with hc.ProcessGroup.on(MPI.COMM_SELF) as group:
+    with hc.ProcessGroup.from_comm(MPI.COMM_SELF) as group:
         called = []
         for made in (ranks, [*ranks[:500], ranks[501], ranks[500], *ranks[502:]], range(16)):
             group.agree_on("new_group", f"ranks {', '.join(map(str, made))}", "backend of no interest")

@@ -31,7 +31,7 @@ pytestmark = [
 def detailed(monkeypatch: pytest.MonkeyPatch) -> hc.ProcessGroup:
     """Make a group in which the ranks compare."""
     monkeypatch.setenv("HPCCOMM_DEBUG", "DETAIL")
-    return hc.ProcessGroup.on(COMM, timeout=20, name="dp")
+    return hc.ProcessGroup.from_comm(COMM, timeout=20, name="dp")
 
 
 @contextlib.contextmanager
@@ -720,7 +720,7 @@ def test_every_operation_in_every_form_is_let_pass(name: str, form: str, for_all
 @pytest.mark.parametrize("value", ["OFF", "INFO"])
 def test_otherwise_nothing_is_compared(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPCCOMM_DEBUG", value)
-    with hc.ProcessGroup.on(COMM) as group:
+    with hc.ProcessGroup.from_comm(COMM) as group:
         assert group.dispatcher.check is None
         assert not group.dispatcher.hooks
         still_works(group)
@@ -729,4 +729,4 @@ def test_otherwise_nothing_is_compared(value: str, monkeypatch: pytest.MonkeyPat
 def test_any_other_value_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPCCOMM_DEBUG", "detail")
     with pytest.raises(ValueError, match="HPCCOMM_DEBUG is 'detail'; expected OFF, INFO or DETAIL"):
-        hc.ProcessGroup.on(COMM)
+        hc.ProcessGroup.from_comm(COMM)

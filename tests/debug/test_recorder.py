@@ -187,16 +187,16 @@ def test_redistributions_are_recorded_with_both_arrays(process_group: hc.Process
 def test_sparse_exchanges_are_recorded_also_those_of_nothing(process_group: hc.ProcessGroup) -> None:
     right, first = (process_group.rank + 1) % process_group.size, process_group.sequence_number
     with hpccomm.debug.record(stack=True):
-        hc.all_to_all_sparse({right: (np.zeros(2, np.float32), np.zeros(3))})
-        work = hc.all_to_all_sparse({right: np.zeros(3)}, async_op=True)
+        hc.exchange_sparse({right: (np.zeros(2, np.float32), np.zeros(3))})
+        work = hc.exchange_sparse({right: np.zeros(3)}, async_op=True)
         assert [each.async_op for each in hpccomm.debug.recorded()] == [False, True]
         work.wait()
-        hc.all_to_all_sparse({})
+        hc.exchange_sparse({})
     records = hpccomm.debug.recorded()
     assert told(records, without="") == [  # with what this rank sends
-        ("all_to_all_sparse", first + 1, 5, 32, "float32", False, "completed"),
-        ("all_to_all_sparse", first + 2, 3, 24, "float64", True, "completed"),
-        ("all_to_all_sparse", first + 3, 0, 0, "", False, "completed"),
+        ("exchange_sparse", first + 1, 5, 32, "float32", False, "completed"),
+        ("exchange_sparse", first + 2, 3, 24, "float64", True, "completed"),
+        ("exchange_sparse", first + 3, 0, 0, "", False, "completed"),
     ]
     assert all("test_recorder.py" in each.where and 0 < each.begin <= each.end for each in records)
 
@@ -340,7 +340,7 @@ def test_a_recording_forgets_groups_that_have_gone_and_have_no_records(is_fast: 
         assert recorder is not None
         there = len(recorder.groups)  # of other tests
         for _ in range(2 * there + 3 * recorders.FEW):
-            with hc.ProcessGroup.on(MPI.COMM_SELF) as group:
+            with hc.ProcessGroup.from_comm(MPI.COMM_SELF) as group:
                 hc.barrier(group) if is_fast else hc.all_reduce(np.ones(1 << 17), group=group)
         assert len(recorder.groups) <= max(recorders.FEW, 2 * (there + 4))
         assert len(recorder._places) <= len(recorder.groups)

@@ -167,7 +167,7 @@ def test_what_there_is_nothing_to_say_of(tmp_path: Path, capsys: pytest.CaptureF
 @serial
 def test_recordings_of_two_runs_are_not_mixed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number, run in enumerate(("run-a", "run-b")):
-        with hpccomm.debug.record(), hc.ProcessGroup.on(MPI.COMM_SELF) as group:
+        with hpccomm.debug.record(), hc.ProcessGroup.from_comm(MPI.COMM_SELF) as group:
             hc.barrier(group)
             file = hpccomm.debug.dump_trace(tmp_path / run)
         os.utime(file, (number, number))
@@ -228,7 +228,7 @@ def test_a_recording_does_not_grow_with_the_ranks(ranks: Sequence[int], tmp_path
 @serial
 def test_who_ends_the_process_saves_what_there_is(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with hpccomm.debug.record(), hc.ProcessGroup.on(MPI.COMM_SELF) as group:
+    with hpccomm.debug.record(), hc.ProcessGroup.from_comm(MPI.COMM_SELF) as group:
         hc.barrier(group)
     assert trace_file.save(tmp_path) == tmp_path / "rank0.trace.json"
     assert trace_file.save(tmp_path / "file") is None

@@ -366,7 +366,7 @@ def test_dtypes_are_compared_where_sizes_may_differ() -> None:
 
 def test_each_rank_sends_what_it_wants_to_in_a_sparse_exchange() -> None:
     sent = [("float32", 4), ("int16", 2), ("", 0)]
-    waits = [is_in("all_to_all_sparse", 4, dtype=dtype, count=count, op="") for dtype, count in sent]
+    waits = [is_in("exchange_sparse", 4, dtype=dtype, count=count, op="") for dtype, count in sent]
     found = verdict([report(rank, 4, each) for rank, each in enumerate(waits)] + [report(3, 4)], 4)
     assert found.culprits == [3]
     assert "the ranks differ" not in text(found)

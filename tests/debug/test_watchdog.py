@@ -84,6 +84,21 @@ def test_warn_goes_on(tmp_path: Path) -> None:
     assert "the job ends" not in stderr
 
 
+def test_handlers_of_the_program_get_lines_and_the_verdict(tmp_path: Path) -> None:
+    config = "import logging; logging.basicConfig(filename=sys.argv[1] + '/log', level='INFO')\n    world ="
+    program = LATE.replace("world =", config).format(timeout=1, on_timeout="abort", rest="hc.all_reduce(x)")
+    job = start(program, tmp_path, HPCCOMM_DEBUG="INFO")
+    _, stderr = job.communicate(timeout=time_limit(100))
+    lines = (tmp_path / "log").read_text()
+    verdict = "rank 1 never reached all_reduce #1 of 'world'"
+    assert job.returncode == 124
+    assert lines.startswith("INFO:hpccomm:made 'world': ranks 0, 1 on 1 node, ")
+    assert "ERROR:hpccomm:all_reduce #1 of 'world'" in lines
+    assert verdict in lines
+    assert "made" not in stderr
+    assert f"hpccomm: {verdict}" in stderr
+
+
 @pytest.mark.parametrize("on_timeout", ["warn", "raise"])
 def test_a_second_hang_has_a_verdict_of_its_own(tmp_path: Path, on_timeout: str) -> None:
     program = """
@@ -283,7 +298,7 @@ def test_an_exception_beside_a_library_s_group_is_named(tmp_path: Path) -> None:
     program = """
         import numpy as np, hpccomm as hc
         from mpi4py import MPI
-        group = hc.ProcessGroup.on(MPI.COMM_WORLD, timeout=2, name="mine")
+        group = hc.ProcessGroup.from_comm(MPI.COMM_WORLD, timeout=2, name="mine")
         if group.rank == 1:
             raise ValueError("no such file")
         hc.all_reduce(np.ones(3), group=group)
@@ -302,7 +317,7 @@ def test_an_early_end_beside_a_library_s_group_is_named_and_leaves_no_report(ran
     program = f"""
         import sys, numpy as np, hpccomm as hc
         from mpi4py import MPI
-        group = hc.ProcessGroup.on(MPI.COMM_WORLD, timeout=3, name="mine")
+        group = hc.ProcessGroup.from_comm(MPI.COMM_WORLD, timeout=3, name="mine")
         if str(group.rank) in "{ranks}":
             hc.all_reduce(np.ones(3), group=group)
         """

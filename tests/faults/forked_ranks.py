@@ -30,7 +30,7 @@ class ForkedRank(hc.ProcessGroup):
         here: Any = self
         here.all_gather_object = self._all_gather_object
         here.isend, here.irecv = self._isend, self._irecv
-        here.all_to_all_sparse, here.all_reduce, here.broadcast = self._sparse, self._largest, self._broadcast
+        here.exchange_sparse, here.all_reduce, here.broadcast = self._sparse, self._largest, self._broadcast
 
     def _send(self, peer: int, thing: object) -> None:
         data = pickle.dumps(thing)

@@ -138,13 +138,13 @@ WAITS = {
         "while True: hc.redistribute(np.ones(32), x, slice(0, 32), slice(8 * me, 8 * me + 8))",
         "",
     ),
-    "in a sparse exchange": ("while True: hc.all_to_all_sparse({(me + 1) % 4: big})", ""),
+    "in a sparse exchange": ("while True: hc.exchange_sparse({(me + 1) % 4: big})", ""),
     "in an asynchronous sparse exchange": (
-        "while True: hc.all_to_all_sparse({(me + 1) % 4: big}, async_op=True).wait()",
+        "while True: hc.exchange_sparse({(me + 1) % 4: big}, async_op=True).wait()",
         "",
     ),
     "in a sparse exchange by consensus": (
-        "while True: hc.all_to_all_sparse({(me + 1) % 4: big})",
+        "while True: hc.exchange_sparse({(me + 1) % 4: big})",
         "from hpccomm.mpi import sparse_exchange; sparse_exchange.FEW = 0\n",
     ),
     "in a fence of a node-shared array": ("while True: hc.fence(shared)", "shared = hc.empty_shared(1000)\n"),

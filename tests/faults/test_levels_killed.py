@@ -43,7 +43,7 @@ def save(base: Path, step: int, content: int, rank: int = -1, kill_at: int = 0) 
             return group.rank == rank and len(made) == kill_at
 
         local = storage(base, NODES[group.rank])
-        calls = program.save("save", base / "shared", step, content, is_the_end, group, local=local, drain_every=1)
+        calls = program.save("save", base / "shared", step, content, is_the_end, group, local=local, flush_every=1)
         return calls.made
 
     return run(NODES, body)

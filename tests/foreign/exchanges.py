@@ -77,7 +77,7 @@ def replace_halos() -> None:
         where = tuple(slice(start, start + size) for start, size in zip(starts, arr.shape))
         block = np.zeros(np.add(self.local_dims, widths.sum(axis=1)), arr.dtype)
         block[where] = arr
-        with hc.ProcessGroup.on(self.cart_comm) as grid:
+        with hc.ProcessGroup.from_comm(self.cart_comm) as grid:
             hc.halo_exchange(block, grid, widths)
         arr[...] = block[where]
         SEEN["halo_exchange"] += 1
@@ -102,7 +102,7 @@ def replace_transfers(folder: Path) -> None:
         own, world = comm.Get_group(), MPI.COMM_WORLD.Get_group()
         ranks = tuple(MPI.Group.Translate_ranks(own, range(own.size), world))
         if ranks not in groups:
-            groups[ranks] = hc.ProcessGroup.on(comm)
+            groups[ranks] = hc.ProcessGroup.from_comm(comm)
         return groups[ranks]
 
     class Transfer(pencil.Transfer):  # type: ignore[misc]

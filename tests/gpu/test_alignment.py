@@ -102,8 +102,8 @@ def halos(group: hc.ProcessGroup, dtype: str, make: Make) -> Iterator[Any]:
 
 def redistributions(group: hc.ProcessGroup, dtype: str, make: Make) -> Iterator[Any]:
     whole = given(0, dtype, group.size)
-    have = hc.block(len(whole), group.size, group.rank), slice(0, 3)
-    want = slice(0, len(whole)), hc.block(3, group.size, group.rank)
+    have = hc.block_slice(len(whole), group.size, group.rank), slice(0, 3)
+    want = slice(0, len(whole)), hc.block_slice(3, group.size, group.rank)
     output = make(np.zeros_like(whole[want]))
     hc.redistribute(output, make(whole[have]), want, have, group=group)
     yield output, whole[want]

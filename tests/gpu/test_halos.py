@@ -118,7 +118,7 @@ def test_redistributions(grids: list[hc.Grid], form: str) -> None:
     whole = np.arange(2 * 3 * SIZE * 12).reshape(2, 3 * SIZE, 12)
     for grid, layout in product(grids, LAYOUTS):
         n, me = grid.size, grid.rank
-        rows, columns = hc.block(3 * SIZE, n, me), hc.block(12, n, me)
+        rows, columns = hc.block_slice(3 * SIZE, n, me), hc.block_slice(12, n, me)
         columns = slice(max(0, columns.start - 1), min(12, columns.stop + 2))
         have, want = (rows, slice(0, 12)), (slice(1, 3 * SIZE), columns)
         expected = whole[(slice(None), *want)].astype("f4")

@@ -121,9 +121,9 @@ def recv_object_list(group: hc.ProcessGroup) -> Good:
 def redistribute(group: hc.ProcessGroup) -> Good:
     n, me = group.size, group.rank
     whole = np.array(everybody(group))  # a row of each rank, and a column of each
-    output = np.empty((n, 4))[:, hc.block(4, n, me)]
-    boxes = (slice(0, n), hc.block(4, n, me)), (slice(me, me + 1), slice(0, 4))
-    return Good((output, values(me)[None], *boxes), {}, [(output, whole[:, hc.block(4, n, me)])])
+    output = np.empty((n, 4))[:, hc.block_slice(4, n, me)]
+    boxes = (slice(0, n), hc.block_slice(4, n, me)), (slice(me, me + 1), slice(0, 4))
+    return Good((output, values(me)[None], *boxes), {}, [(output, whole[:, hc.block_slice(4, n, me)])])
 
 
 WITH_OUTPUTS = [name for name in GOOD if any(each.startswith("output") for each in OPERATIONS[name].arguments)]

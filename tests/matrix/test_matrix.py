@@ -308,7 +308,7 @@ def test_a_bad_argument_is_one_clear_error_and_nothing_is_sent(name: str, form: 
 def test_the_list_of_operations_is_complete() -> None:
     untried = OPERATIONS.keys() - GOOD.keys()
     # a form of its own; tests/test_shared.py; tests/gpu; tests/test_halos.py; tests/test_sparse_exchange.py
-    assert untried == {"coalescing", "empty_shared", "empty_symmetric", "fence", "all_to_all_sparse"} | OF_GRIDS
+    assert untried == {"coalescing", "empty_shared", "empty_symmetric", "fence", "exchange_sparse"} | OF_GRIDS
     above_the_group = {"all_reduce_sparse", "coalescing"} | OF_GRIDS
     for name in OPERATIONS.keys() - above_the_group:
         assert callable(getattr(hc, name)), name

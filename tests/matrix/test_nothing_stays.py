@@ -34,7 +34,7 @@ def to_some(group: Any) -> Good:
     return Good(({(group.rank + 1) % group.size: np.ones(3), group.rank: [np.ones(2), np.ones(9000)]},))
 
 
-EVERY: dict[str, Callable[[Any], Good]] = GOOD | dict.fromkeys(sorted(OF_GRIDS), halo) | {"all_to_all_sparse": to_some}
+EVERY: dict[str, Callable[[Any], Good]] = GOOD | dict.fromkeys(sorted(OF_GRIDS), halo) | {"exchange_sparse": to_some}
 ELSEWHERE = {
     "coalescing": "it is a form here",
     "empty_symmetric": "of GPUs: tests/gpu",

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+import logging
 import socket
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 
-from hpccomm.process.stderr import tell
+from hpccomm.process import stderr
+from hpccomm.process.stderr import ERROR, INFO, WARNING, log, tell, tell_verdict
 
 from ..launch import clean_environment
 
@@ -83,3 +86,69 @@ def test_who_has_let_go_of_its_output_prints_nowhere_and_its_reader_sees_the_end
         assert process.poll() is None  # it goes on until its stdin ends
         process.stdin.close()
         assert process.wait(60) == 0
+
+
+# -- logging: pytest's own handler on the root logger is the program's ---------------------------------
+
+
+def test_a_program_that_has_configured_logging_gets_records(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log("100 %s", WARNING)
+    log("made", INFO)  # the root's level, WARNING, is not about hpccomm: the line is printed
+    with caplog.at_level(logging.INFO, "hpccomm"):
+        log("made 'dp'", INFO)
+    with caplog.at_level(logging.ERROR, "hpccomm"):
+        log("nobody wants this", WARNING)
+    found = [(each.name, each.levelno, each.getMessage(), each.filename) for each in caplog.records]
+    here = "test_stderr.py"
+    assert found == [("hpccomm", WARNING, "100 %s", here), ("hpccomm", INFO, "made 'dp'", here)]
+    assert capsys.readouterr().err == "hpccomm: made\n"
+
+
+@pytest.mark.parametrize("imports", ["", "import logging"])
+def test_without_handlers_lines_are_printed(imports: str) -> None:
+    program = f"""
+        import sys
+        {imports}
+        from hpccomm.process.stderr import INFO, log, tell_verdict
+        log("made", INFO)
+        log("warned")
+        tell_verdict(["rank 1 is late", "the job ends"])
+        assert ("logging" in sys.modules) == bool({imports!r})
+        """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, capture_output=True, text=True, env=clean_environment(), timeout=60)
+    said = "hpccomm: made\nhpccomm: warned\nhpccomm: rank 1 is late\nhpccomm: the job ends\n"
+    assert (done.returncode, done.stderr) == (0, said)
+
+
+def test_a_verdict_is_a_record_and_on_stderr(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tell_verdict(["rank 1 is late", "the job ends"])
+    assert [(each.levelno, each.getMessage()) for each in caplog.records] == [(ERROR, "rank 1 is late\nthe job ends")]
+    assert capsys.readouterr().err == "hpccomm: rank 1 is late\nhpccomm: the job ends\n"
+
+
+def test_a_handler_that_blocks_does_not_keep_a_verdict_from_ending_the_job(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    goes_on, has_come = threading.Event(), threading.Event()
+
+    class Blocked(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            goes_on.wait()
+            has_come.set()
+
+    handler = Blocked()
+    monkeypatch.setattr(stderr, "PATIENCE", 0.01)
+    logging.getLogger("hpccomm").addHandler(handler)
+    try:
+        tell_verdict(["rank 1 is late"])
+        assert not has_come.is_set()
+    finally:
+        goes_on.set()
+        logging.getLogger("hpccomm").removeHandler(handler)
+    assert has_come.wait(60)
+    assert capsys.readouterr().err == "hpccomm: rank 1 is late\n"

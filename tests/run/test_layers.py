@@ -152,7 +152,7 @@ def test_accelerated_reductions_are_right(options: tuple[str, ...], tmp_path: Pa
         "comm.Allreduce(x, y)",
         "comm.Scan(x, y)",
         "hm.Comm(comm, accelerate=True).Allreduce(x, y)",
-        "hc.ProcessGroup.on(comm).all_reduce(x)",
+        "hc.ProcessGroup.from_comm(comm).all_reduce(x)",
         "hc.init_process_group(comm=comm)",
     ],
 )

@@ -119,10 +119,10 @@ def test_a_group_made_without_mpi_has_none() -> None:
 
 
 def test_a_group_on_a_communicator_has_one(world: hc.ProcessGroup) -> None:
-    with hc.ProcessGroup.on(WORLD) as group:
+    with hc.ProcessGroup.from_comm(WORLD) as group:
         group.store.set(str(RANK), b"")
         group.store.wait([str(rank) for rank in range(SIZE)])
-    with hc.ProcessGroup.on(MPI.COMM_SELF) as group:
+    with hc.ProcessGroup.from_comm(MPI.COMM_SELF) as group:
         assert group.store.add("n", 1) == 1
 
 

@@ -422,7 +422,7 @@ def test_an_executor_of_a_part_of_the_world() -> None:
 
 
 def nested(_: object) -> str:
-    with hc.ProcessGroup.on(__import__("mpi4py.MPI").MPI.COMM_SELF) as alone, hc.executor(alone) as inner:
+    with hc.ProcessGroup.from_comm(__import__("mpi4py.MPI").MPI.COMM_SELF) as alone, hc.executor(alone) as inner:
         assert inner is not None
         assert inner.submit(square, 4).result() == 16
     try:
