@@ -9,6 +9,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,8 @@ import pytest
 from .launch import ROOT, clean_environment
 
 pytestmark = pytest.mark.once
+
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
 def told_by_setup(monkeypatch: pytest.MonkeyPatch, cythonize: Any) -> dict[str, Any]:
@@ -141,16 +144,29 @@ def test_a_wheel_that_is_not_what_its_name_says_is_not_released(
 
 
 def test_wheels_are_built_for_the_pythons_that_ci_runs() -> None:
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    pythons = re.findall(
-        r"Python :: (3\.\d+)$", setup["metadata"]["classifiers"], re.M
-    )  # as tools/build-wheels reads them
-    assert setup["options"]["python_requires"] == f">={pythons[0]}"
+    project = PYPROJECT["project"]
+    pythons = re.findall(r"Python :: (3\.\d+)$", "\n".join(project["classifiers"]), re.M)
+    assert project["requires-python"] == f">={pythons[0]}"
     minors = [int(python.removeprefix("3.")) for python in pythons]
     assert minors == list(range(minors[0], minors[-1] + 1))
-    (matrix,) = re.findall(r"python: \[(.*)\]", (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
-    assert re.findall(r"3\.\d+", matrix) == [pythons[0], pythons[-1]]
+    assert PYPROJECT["tool"]["cibuildwheel"]["build"] == [f"cp3{minor}-manylinux_*" for minor in minors]
+    workflow = (ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8")
+    (matrix,) = re.findall(r"python: \[(.*)\]", workflow)
+    assert re.findall(r"3\.\d+", matrix) == pythons
+
+
+def test_a_release_needs_the_address_of_the_repository(tmp_path: Path) -> None:
+    (tmp_path / "tools").mkdir()
+    shutil.copy(ROOT / "tools" / "check-release", tmp_path / "tools")
+    (tmp_path / "hpccomm").mkdir()
+    (tmp_path / "hpccomm" / "__init__.py").write_text('__version__ = "1.2.3"\n')
+    (tmp_path / "CITATION.cff").touch()
+    for urls, complaint in [("", "no address of the repository"), ('Source = "https://a.b/c"\n', "CITATION.cff")]:
+        (tmp_path / "pyproject.toml").write_text("[project.urls]\n" + urls)
+        command = [tmp_path / "tools" / "check-release", "1.2.3"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 1
+        assert complaint in done.stderr
 
 
 def test_the_readme_on_the_package_index_has_no_links_into_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
