@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import json
 import re
 import runpy
 import shutil
@@ -167,6 +168,53 @@ def test_a_release_needs_the_address_of_the_repository(tmp_path: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 1
         assert complaint in done.stderr
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".devcontainer/devcontainer.json",
+        "packaging/apptainer/hpccomm.def",
+        "packaging/conda-forge/recipe.yaml",
+        "packaging/lmod/hpccomm.lua",
+        "packaging/spack/package.py",
+    ],
+)
+def test_a_recipe_is_a_valid_file_that_says_which_parts_have_not_been_run(name: str) -> None:
+    file = ROOT / name
+    text = file.read_text(encoding="utf-8")
+    assert "not run: " in "\n".join(text.splitlines()[:5]).lower()
+    if file.suffix == ".json":
+        assert json.loads(re.sub("^//.*", "", text, flags=re.M))["image"]
+    elif file.suffix == ".yaml":
+        assert pytest.importorskip("yaml").safe_load(text)["package"]["name"] == "hpccomm"
+    elif file.suffix == ".py":
+        compile(text, name, "exec")
+    elif file.suffix == ".def":
+        assert "Bootstrap: docker\nFrom: " in text
+        for section in re.split(r"^%(?:post|test|runscript)$", text, flags=re.M)[1:]:
+            subprocess.run(["sh", "-n"], input=section, text=True, check=True)
+    else:
+        compiler = shutil.which("luac") or shutil.which("luac5.3") or pytest.skip("needs luac (lua5.3)")
+        subprocess.run([compiler, "-p", str(file)], check=True)
+
+
+def test_the_recipes_ask_for_the_versions_of_pyproject() -> None:
+    conda_forge = (ROOT / "packaging" / "conda-forge" / "recipe.yaml").read_text(encoding="utf-8")
+    spack = (ROOT / "packaging" / "spack" / "package.py").read_text(encoding="utf-8")
+    (mpi4py,) = [each for each in PYPROJECT["project"]["dependencies"] if each.startswith("mpi4py")]
+    for requirement in [*PYPROJECT["build-system"]["requires"], mpi4py]:
+        name, version = requirement.lower().split(">=")
+        assert f"- {name} >={version}" in conda_forge
+        assert f'"py-{name}@{version}:"' in spack
+    assert f'"python@{PYPROJECT["project"]["requires-python"].removeprefix(">=")}:"' in spack
+
+
+def test_actions_of_ci_are_pinned_to_commits() -> None:
+    workflows = "\n".join(each.read_text(encoding="utf-8") for each in (ROOT / ".github" / "workflows").iterdir())
+    actions = re.findall(r"uses: ([^.\s]\S*)", workflows)
+    assert actions
+    assert [action for action in actions if not re.search("@[0-9a-f]{40}$", action)] == []
 
 
 def test_the_readme_on_the_package_index_has_no_links_into_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
