@@ -103,21 +103,21 @@ clean: ## remove the virtual environments and everything built
 # Sources, for tests that wheels lack.
 DOWNLOAD := pip download --quiet --disable-pip-version-check --no-deps --dest build/foreign --no-binary
 
-# One stamp per set of extras: they are installed again only when setup.cfg changes. `dev` contains the others.
-$(VENV)/.cli $(VENV)/.test $(VENV)/.dev $(VENV)/.docs $(VENV)/.gloo: $(VENV)/.%: setup.cfg pyproject.toml
+# One stamp per set of extras: they are installed again only when pyproject.toml changes. `dev` contains the others.
+$(VENV)/.cli $(VENV)/.test $(VENV)/.dev $(VENV)/.docs $(VENV)/.gloo: $(VENV)/.%: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(MPI),$*]'
 	$(if $(filter test dev,$*),$(BIN)/python -m $(DOWNLOAD) mpi4py "$$($(BIN)/python -m mpi4py --version | sed 's/ /==/')" && \
 		$(BIN)/python -m tests.foreign.suite unpack build/foreign || echo "without mpi4py's tests: test_mpi4pys_own.py is skipped")
 	touch $@ $(if $(filter dev,$*),$(VENV)/.cli $(VENV)/.test $(VENV)/.docs)
 
-.venv-torch/.torch: setup.cfg pyproject.toml
+.venv-torch/.torch: pyproject.toml
 	test -x .venv-torch/bin/python || $(PYTHON) -m venv .venv-torch
 	.venv-torch/bin/python -m pip install --quiet --disable-pip-version-check -e '.[mpich,test-torch]'
 	touch $@
 
 # A second MPI that shares the same PyTorch, which takes 5 GB.
-.venv-torch-%/.torch: setup.cfg pyproject.toml .venv-torch/.torch
+.venv-torch-%/.torch: pyproject.toml .venv-torch/.torch
 	test -x .venv-torch-$*/bin/python || $(PYTHON) -m venv .venv-torch-$*
 	.venv-torch-$*/bin/python -m pip install --quiet --disable-pip-version-check -e '.[$*,test-common]'
 	echo $(CURDIR)/.venv-torch/lib/python*/site-packages > $$(echo .venv-torch-$*/lib/python*/site-packages)/torch.pth
@@ -126,7 +126,7 @@ $(VENV)/.cli $(VENV)/.test $(VENV)/.dev $(VENV)/.docs $(VENV)/.gloo: $(VENV)/.%:
 # Only the sources of these have tests. The used part of mpi4py-fft needs no FFTW, but its setup.py looks for a file of that
 # name.
 FFTW := $(CURDIR)/build/foreign/fftw
-$(FOREIGN)/.foreign: setup.cfg pyproject.toml tests/foreign/requirements.txt
+$(FOREIGN)/.foreign: pyproject.toml tests/foreign/requirements.txt
 	test -x $(FOREIGN)/bin/python || $(PYTHON) -m venv $(FOREIGN)
 	$(FOREIGN)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[$(MPI),pytest]' -r tests/foreign/requirements.txt
 	grep -E '^(mpi4py|schwimmbad|pylops-mpi|py-pde)==' tests/foreign/requirements.txt | \
@@ -148,7 +148,7 @@ DEBIANS := python3-venv python3-h5py-mpi python3-petsc4py openmpi-bin
 	ls -d /usr/lib/petscdir/*/*-real/lib/python3/dist-packages > $$(echo .venv-foreign-debian/lib/python3.*/site-packages)/petsc.pth; \
 	touch $@
 
-.venv-gpu/.cuda$(CUDA): setup.cfg pyproject.toml
+.venv-gpu/.cuda$(CUDA): pyproject.toml
 	test -x .venv-gpu/bin/python || $(PYTHON) -m venv .venv-gpu
 	.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check -e '.[$(MPI),test-common,cuda$(CUDA)]'
 	touch $@

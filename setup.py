@@ -1,4 +1,4 @@
-"""What setup.cfg can't say: the README without the links that only work inside the repository; the extension module."""
+"""The README without the links that only work inside the repository, and the compiled extension."""
 
 import re
 import sys
@@ -41,5 +41,6 @@ def modules():
 
 setup(
     long_description=LOCAL_LINK.sub(r"\1", README.read_text(encoding="utf-8")),
+    long_description_content_type="text/markdown",
     ext_modules=modules(),
 )

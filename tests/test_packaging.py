@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import configparser
+import json
 import re
 import runpy
 import shutil
 import struct
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +21,8 @@ import pytest
 from .launch import ROOT, clean_environment
 
 pytestmark = pytest.mark.once
+
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
 def told_by_setup(monkeypatch: pytest.MonkeyPatch, cythonize: Any) -> dict[str, Any]:
@@ -141,16 +145,76 @@ def test_a_wheel_that_is_not_what_its_name_says_is_not_released(
 
 
 def test_wheels_are_built_for_the_pythons_that_ci_runs() -> None:
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    pythons = re.findall(
-        r"Python :: (3\.\d+)$", setup["metadata"]["classifiers"], re.M
-    )  # as tools/build-wheels reads them
-    assert setup["options"]["python_requires"] == f">={pythons[0]}"
+    project = PYPROJECT["project"]
+    pythons = re.findall(r"Python :: (3\.\d+)$", "\n".join(project["classifiers"]), re.M)
+    assert project["requires-python"] == f">={pythons[0]}"
     minors = [int(python.removeprefix("3.")) for python in pythons]
     assert minors == list(range(minors[0], minors[-1] + 1))
-    (matrix,) = re.findall(r"python: \[(.*)\]", (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
-    assert re.findall(r"3\.\d+", matrix) == [pythons[0], pythons[-1]]
+    assert PYPROJECT["tool"]["cibuildwheel"]["build"] == [f"cp3{minor}-manylinux_*" for minor in minors]
+    workflow = (ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8")
+    (matrix,) = re.findall(r"python: \[(.*)\]", workflow)
+    assert re.findall(r"3\.\d+", matrix) == pythons
+
+
+def test_a_release_needs_the_address_of_the_repository(tmp_path: Path) -> None:
+    (tmp_path / "tools").mkdir()
+    shutil.copy(ROOT / "tools" / "check-release", tmp_path / "tools")
+    (tmp_path / "hpccomm").mkdir()
+    (tmp_path / "hpccomm" / "__init__.py").write_text('__version__ = "1.2.3"\n')
+    (tmp_path / "CITATION.cff").touch()
+    for urls, complaint in [("", "no address of the repository"), ('Source = "https://a.b/c"\n', "CITATION.cff")]:
+        (tmp_path / "pyproject.toml").write_text("[project.urls]\n" + urls)
+        command = [tmp_path / "tools" / "check-release", "1.2.3"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 1
+        assert complaint in done.stderr
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".devcontainer/devcontainer.json",
+        "packaging/apptainer/hpccomm.def",
+        "packaging/conda-forge/recipe.yaml",
+        "packaging/lmod/hpccomm.lua",
+        "packaging/spack/package.py",
+    ],
+)
+def test_a_recipe_is_a_valid_file_that_says_which_parts_have_not_been_run(name: str) -> None:
+    file = ROOT / name
+    text = file.read_text(encoding="utf-8")
+    assert "not run: " in "\n".join(text.splitlines()[:5]).lower()
+    if file.suffix == ".json":
+        assert json.loads(re.sub("^//.*", "", text, flags=re.M))["image"]
+    elif file.suffix == ".yaml":
+        assert pytest.importorskip("yaml").safe_load(text)["package"]["name"] == "hpccomm"
+    elif file.suffix == ".py":
+        compile(text, name, "exec")
+    elif file.suffix == ".def":
+        assert "Bootstrap: docker\nFrom: " in text
+        for section in re.split(r"^%(?:post|test|runscript)$", text, flags=re.M)[1:]:
+            subprocess.run(["sh", "-n"], input=section, text=True, check=True)
+    else:
+        compiler = shutil.which("luac") or shutil.which("luac5.3") or pytest.skip("needs luac (lua5.3)")
+        subprocess.run([compiler, "-p", str(file)], check=True)
+
+
+def test_the_recipes_ask_for_the_versions_of_pyproject() -> None:
+    conda_forge = (ROOT / "packaging" / "conda-forge" / "recipe.yaml").read_text(encoding="utf-8")
+    spack = (ROOT / "packaging" / "spack" / "package.py").read_text(encoding="utf-8")
+    (mpi4py,) = [each for each in PYPROJECT["project"]["dependencies"] if each.startswith("mpi4py")]
+    for requirement in [*PYPROJECT["build-system"]["requires"], mpi4py]:
+        name, version = requirement.lower().split(">=")
+        assert f"- {name} >={version}" in conda_forge
+        assert f'"py-{name}@{version}:"' in spack
+    assert f'"python@{PYPROJECT["project"]["requires-python"].removeprefix(">=")}:"' in spack
+
+
+def test_actions_of_ci_are_pinned_to_commits() -> None:
+    workflows = "\n".join(each.read_text(encoding="utf-8") for each in (ROOT / ".github" / "workflows").iterdir())
+    actions = re.findall(r"uses: ([^.\s]\S*)", workflows)
+    assert actions
+    assert [action for action in actions if not re.search("@[0-9a-f]{40}$", action)] == []
 
 
 def test_the_readme_on_the_package_index_has_no_links_into_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import importlib.metadata
 import os
 import platform
 import re
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from .. import ProcessGroup, __version__
@@ -30,7 +30,7 @@ def machine(group: ProcessGroup, contenders: tuple[str, ...] = ()) -> dict[str, 
         "python": platform.python_version(),
         "hpccomm": __version__,
         **versions,
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "mpi": mpi_library(MPI.Get_library_version()),
         "mpi_standard": ".".join(map(str, MPI.Get_version())),
         "ranks": group.size,

@@ -28,8 +28,9 @@ from .timeouts import as_seconds
 from .work import own_names
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from mpi4py import MPI
-    from typing_extensions import Self
 
     from .hooks import Hook, RemovableHandle
 

@@ -22,8 +22,6 @@ from .work_info import NOT_FOLLOWED
 if TYPE_CHECKING:
     from typing import Concatenate, Literal, ParamSpec, Protocol, TypeAlias, TypeVar
 
-    from typing_extensions import Unpack
-
     from .future import Future, WorkFuture
     from .hooks import Operation
 
@@ -565,7 +563,7 @@ if TYPE_CHECKING:
         @overload
         def __call__(self, *, async_op: Literal[True], **named: Any) -> Work: ...
         @overload
-        def __call__(self, *_: Unpack[tuple[Unpack[tuple[Any, ...]], Literal[True]]]) -> Work: ...
+        def __call__(self, *_: *tuple[*tuple[Any, ...], Literal[True]]) -> Work: ...
         @overload
         def __call__(
             self: _Given[First, Rest], _: First, /, *__: Any, async_op: Literal[False], **named: Any

@@ -56,9 +56,7 @@ def _attributes(value: object) -> Mapping[str, Any]:
 def text_of_call(frame: FrameType) -> str:
     """Return the source text that a frame is executing, ``comm.Barrier()``; "" if there is no source."""
     code = frame.f_code
-    line, end, start_column, end_column = frame.f_lineno, frame.f_lineno, None, None
-    if hasattr(code, "co_positions"):  # Python 3.11
-        line, end, start_column, end_column = list(code.co_positions())[frame.f_lasti // 2]
+    line, end, start_column, end_column = list(code.co_positions())[frame.f_lasti // 2]
     if line is None:
         return ""
     lines = [linecache.getline(code.co_filename, number) for number in range(line, (end or line) + 1)]

@@ -13,7 +13,7 @@ from ..errors import DistStoreError, DistTimeoutError, on_rank
 from .table import HIDDEN, LARGEST_KEY, LARGEST_VALUE, Answer, Op, Request
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 DEFAULT_TIMEOUT = 300.0  # seconds, as in c10d
 

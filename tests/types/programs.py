@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import array
-from typing import Any
+from typing import Any, assert_type
 
 import numpy as np
 from mpi4py import MPI
-from typing_extensions import assert_type
 
 import hpccomm as hc
 
