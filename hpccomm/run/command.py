@@ -16,6 +16,7 @@ from ..process.abort import abort
 from ..process.environment import placement
 from ..process.excepthook import AbortOnException, aborts_on_exception, end_with
 from ..process.stderr import tell
+from . import options
 from .at_import import AtImport
 from .main_module import CantOpenError, folder_of, run_code, run_file, run_module
 
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Run a program of mpi4py as it is, on every rank (mpiexec -n 4 hpccomm run program.py): an exception or a "
         "sys.exit(1) on one rank ends the job, and of a hang there is a verdict: which rank, and where it is."
     )
-    parser.add_argument("--timeout", metavar="SECONDS", help="end the job when a call has waited for so long")
+    parser.add_argument("--timeout", type=options.seconds, metavar="SECONDS", help="end the job when a call has waited for so long")
     parser.add_argument("--on-timeout", choices=("abort", "warn"), help="end the job, or only say who is late")
     parser.add_argument("--debug-dir", metavar="FOLDER", help="for the reports (HPCCOMM_DEBUG_DIR)")
     parser.add_argument(
@@ -44,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--log", metavar="FILE", help="write a line for each call; {rank} in its name is the rank's")
     parser.add_argument(
-        "--hook", action="append", default=[], metavar="MODULE:FUNCTION",
+        "--hook", type=options.function, action="append", default=[], metavar="MODULE:FUNCTION",
         help="call it before the program, to register hooks: hpccomm.debug:check_numerics, one of your own",
     )  # fmt: skip
     parser.add_argument("-m", nargs=argparse.REMAINDER, metavar="", dest="module", help="run a module")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 import hpccomm as hc
@@ -43,3 +45,25 @@ def test_a_typo_names_the_nearest_and_shows_the_usage_of_that_subcommand(
     assert ended.value.code == 2
     assert said.startswith(usage)
     assert error in said
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "value"),
+    [
+        *[("run", "--timeout", value) for value in ("abc", "0", "-1", "nan", "inf")],
+        ("run", "--hook", "module.function"),
+        ("run", "--on-timeout", "stop"),
+        ("debug", "--pid", "abc"),
+        ("checkpoint verify /tmp", "--step", "last"),
+        ("bench", "--iterations", "0"),
+        ("bench", "--budget", "abc"),
+        ("slurm", "--nodes", "two"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_with_the_name_of_its_option(
+    command: str, option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*command.split(), f"{option}={value}"])
+    assert ended.value.code == 2
+    assert re.search(rf"error: argument (-\w/|-\w, )?{option}(/-\w)?: ", capsys.readouterr().err)
