@@ -8,6 +8,7 @@ import os
 import runpy
 import sys
 import threading
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -19,6 +20,7 @@ from ..process.stderr import tell
 from . import options
 from .at_import import AtImport
 from .main_module import CantOpenError, folder_of, run_code, run_file, run_module
+from .output import redirect
 
 LONGEST_GOODBYE = 5.0  # seconds after Ctrl-C in which other ranks may end the job
 PACKAGE = os.path.dirname(errors.__file__) + os.sep
@@ -31,7 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Run a program of mpi4py as it is, on every rank (mpiexec -n 4 hpccomm run program.py): an exception or a "
         "sys.exit(1) on one rank ends the job, and of a hang there is a verdict: which rank, and where it is."
     )
-    parser.add_argument("--timeout", type=options.seconds, metavar="SECONDS", help="end the job when a call has waited for so long")
+    parser.add_argument(
+        "--timeout", type=options.seconds, metavar="SECONDS", help="end the job when a call has waited for so long"
+    )
     parser.add_argument("--on-timeout", choices=("abort", "warn"), help="end the job, or only say who is late")
     parser.add_argument("--debug-dir", metavar="FOLDER", help="for the reports (HPCCOMM_DEBUG_DIR)")
     parser.add_argument(
@@ -44,6 +48,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--accelerate", action="store_true", help="let hpccomm do large Allreduce, Reduce, Scan ... of NumPy's arrays"
     )
     parser.add_argument("--log", metavar="FILE", help="write a line for each call; {rank} in its name is the rank's")
+    parser.add_argument(
+        "--log-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="write each rank's stdout and stderr to rank-N.out and rank-N.err",
+    )
+    parser.add_argument(
+        "--only-ranks", type=options.ranks, metavar="RANKS",
+        help="print the output of these ranks only, such as 0,3-5; the others' goes to --log-dir, or nowhere",
+    )  # fmt: skip
     parser.add_argument(
         "--hook", type=options.function, action="append", default=[], metavar="MODULE:FUNCTION",
         help="call it before the program, to register hooks: hpccomm.debug:check_numerics, one of your own",
@@ -66,6 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     pid, place = os.getpid(), placement()
     if place is not None and place.rank is not None:
         errors.set_rank(place.rank)
+    _redirect(arguments, (place and place.rank) or 0)
     hook = AbortOnException()
     at_import = AtImport(lambda: _watch(hook, arguments))
     at_import.install()
@@ -100,6 +115,17 @@ def run(arguments: argparse.Namespace) -> int:
         _show(error, hook)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
+
+
+def _redirect(arguments: argparse.Namespace, rank: int) -> None:
+    """Redirect the output of a rank that the options do not leave on the terminal."""
+    shown, folder = arguments.only_ranks, arguments.log_dir
+    if rank in (shown or ()) or (shown is None and folder is None):
+        return
+    try:
+        redirect(rank, folder)
+    except OSError as error:
+        arguments.parser.error(f"argument --log-dir: {error}")
 
 
 def _is_alone() -> bool:
