@@ -62,6 +62,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--hook", type=options.function, action="append", default=[], metavar="MODULE:FUNCTION",
         help="call it before the program, to register hooks: hpccomm.debug:check_numerics, one of your own",
     )  # fmt: skip
+    parser.add_argument(
+        "--debugpy",
+        type=options.ranks,
+        default=(),
+        metavar="RANKS",
+        help="let these ranks wait for a client of debugpy",
+    )
+    parser.add_argument(
+        "--pdb", type=options.ranks, default=(), metavar="RANKS", help="stop these ranks in pdb after an exception"
+    )
     parser.add_argument("-m", nargs=argparse.REMAINDER, metavar="", dest="module", help="run a module")
     parser.add_argument("-c", nargs=argparse.REMAINDER, metavar="", dest="code", help="run code")
     parser.add_argument("program", nargs=argparse.REMAINDER, help="the program, and its arguments")
@@ -73,6 +83,8 @@ def run(arguments: argparse.Namespace) -> int:
     words = arguments.module or arguments.code or arguments.program
     if not words:
         arguments.parser.error("there is no program")
+    if arguments.debugpy or arguments.pdb:
+        _let_debuggers_stop(arguments)
     for name in ("timeout", "on_timeout", "debug_dir", "trace", "debug"):
         value = getattr(arguments, name)
         if value is not None:
@@ -80,12 +92,17 @@ def run(arguments: argparse.Namespace) -> int:
     pid, place = os.getpid(), placement()
     if place is not None and place.rank is not None:
         errors.set_rank(place.rank)
-    _redirect(arguments, (place and place.rank) or 0)
+    rank = (place and place.rank) or 0
+    _redirect(arguments, rank)
     hook = AbortOnException()
     at_import = AtImport(lambda: _watch(hook, arguments))
     at_import.install()
     sys.argv[:] = words
     sys.path[0] = os.getcwd() if arguments.module else "" if arguments.code else folder_of(words[0])
+    if rank in arguments.debugpy:
+        from .debugger import wait_for_client
+
+        wait_for_client(rank)
     try:
         if arguments.module:
             # pytest warns about packages with plugins that it can't rewrite any more, unless their docstring has this
@@ -112,9 +129,23 @@ def run(arguments: argparse.Namespace) -> int:
             if ends_others:
                 abort(2)
             return 2
+        if rank in arguments.pdb and isinstance(error, Exception) and os.getpid() == pid:
+            from .debugger import post_mortem
+
+            post_mortem(rank, error, _of_the_program(error.__traceback__))
         _show(error, hook)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
+
+
+def _let_debuggers_stop(arguments: argparse.Namespace) -> None:
+    """Keep the watchdog from ending the job while a rank is in a debugger and the others wait for it."""
+    from . import debugger
+
+    if arguments.debugpy and not debugger.is_installed():
+        arguments.parser.error("--debugpy needs debugpy: pip install debugpy")
+    arguments.timeout = arguments.timeout or debugger.TIME_LIMIT
+    arguments.on_timeout = arguments.on_timeout or "warn"
 
 
 def _redirect(arguments: argparse.Namespace, rank: int) -> None:
