@@ -22,7 +22,14 @@ from ..debug.words import size_in_words
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the commands and their options to `parser`."""
-    parser.description = "Look at a folder that checkpoint.save has written. No MPI is needed."
+    parser.description = "List, verify, drain and export checkpoints in a folder of checkpoint.save. No MPI is needed."
+    parser.epilog = (
+        "examples:\n"
+        "  hpccomm checkpoint list saved\n"
+        "  hpccomm checkpoint verify saved --step 20\n"
+        "  hpccomm checkpoint drain saved --local /tmp/saved\n"
+        "  hpccomm checkpoint export saved all.h5"
+    )
     commands = parser.add_subparsers(dest="what", metavar="WHAT", required=True, parser_class=type(parser))
     for name, (_, summary) in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
@@ -125,8 +132,8 @@ def _row(found: Found, where: str) -> tuple[str, ...]:
 
 STEPS = {"verify": "all of them"}
 COMMANDS: dict[str, tuple[Callable[[list[Found], argparse.Namespace], int], str]] = {
-    "list": (_list, "the steps in a folder, and whether their files are there"),
-    "verify": (_verify, "the same, of files that are read, and compared with their checksums"),
+    "list": (_list, "list the steps in a folder, and whether their files are there"),
+    "verify": (_verify, "read all files, compare them with their checksums, and list the steps"),
     "drain": (_drain, "copy the last step from this node's own storage to the folder; on each node of the job"),
     "export": (_export, "write the arrays of a step to one file of HDF5, or to zarr"),
 }

@@ -29,7 +29,8 @@ INSTALL_CUPY = "pip install 'hpccomm[cuda13]' (or [cuda12])"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options to `parser`."""
-    parser.description = "Show what hpccomm finds here: MPI, launcher, CuPy, NCCL, GPUs; for every no, the reason."
+    parser.description = "Show MPI, launcher and GPU configuration, and the reason for each part that is missing."
+    parser.epilog = "examples:\n  hpccomm info --gpu\n  mpiexec -n 4 hpccomm info --json"
     parser.add_argument("--gpu", action="store_true", help="look at the GPUs as well, which makes a CUDA context")
     parser.add_argument("--json", action="store_true", help="print JSON")
 

@@ -31,7 +31,10 @@ Runs = list[tuple[Path, list[dict[str, Any]]]]  # the folder and the reports of 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``hpccomm debug``."""
     parser.description = (
-        "Say which rank of a job that hangs is to blame. Exits with 1 if it finds one, 2 without reports."
+        "Name the rank that a hanging job waits for. Exits with 1 if it finds one, with 2 if there are no reports."
+    )
+    parser.epilog = (
+        "examples:\n  hpccomm debug --pid 12345 --stacks\n  hpccomm debug --job 678\n  hpccomm debug reports --json"
     )
     parser.add_argument("folder", nargs="?", help="the folder of the reports (HPCCOMM_DEBUG_DIR, or hpccomm-debug-*)")
     parser.add_argument(

@@ -30,8 +30,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``hpccomm run``."""
     parser.usage = "hpccomm run [options] program.py [arguments]   (or -m module [arguments], or -c code [arguments])"
     parser.description = (
-        "Run a program of mpi4py as it is, on every rank (mpiexec -n 4 hpccomm run program.py): an exception or a "
-        "sys.exit(1) on one rank ends the job, and of a hang there is a verdict: which rank, and where it is."
+        "Run a program of mpi4py or hpccomm unchanged on every rank. An exception or sys.exit(1) of one rank ends the "
+        "job. A hang gives a verdict: the rank that the others wait for, and its line."
+    )
+    parser.epilog = (
+        "examples:\n"
+        "  mpiexec -n 4 hpccomm run program.py --its-own-option\n"
+        "  mpiexec -n 4 hpccomm run --timeout 60 --log-dir logs program.py\n"
+        "  mpiexec -n 4 hpccomm run --only-ranks 0 -m pytest\n"
+        "  mpiexec -n 4 hpccomm run --pdb 0-3 program.py"
     )
     parser.add_argument(
         "--timeout", type=options.seconds, metavar="SECONDS", help="end the job when a call has waited for so long"

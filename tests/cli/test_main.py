@@ -7,7 +7,7 @@ import re
 import pytest
 
 import hpccomm as hc
-from hpccomm.cli.main import COMMANDS, main
+from hpccomm.cli.main import COMMANDS, main, parsers_of
 
 pytestmark = pytest.mark.serial
 
@@ -23,6 +23,27 @@ def test_the_version(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([option])
     assert (ended.value.code, capsys.readouterr().out) == (0, f"hpccomm {hc.__version__}\n")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_each_subcommand_has_examples_that_its_parser_accepts(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    examples = [line.split(" hpccomm ") for line in shown.partition("\nexamples:\n")[2].splitlines()]
+    assert len(examples) > 1
+    for before, words in examples:
+        assert before.strip() in ("", "mpiexec -n 4")
+        parser, _ = parsers_of([name])
+        assert parser.parse_args(words.split()).command == name
+
+
+def test_each_summary_begins_with_a_verb() -> None:
+    verbs = [command.summary.split()[0].rstrip(",") for command in COMMANDS.values()]
+    assert verbs == ["run", "show", "compare", "name", "write", "list", "measure"]
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,10 @@ from .timeline import chrome, html
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``hpccomm trace``."""
     parser.description = (
-        "Read what a program with HPCCOMM_TRACE=1 has recorded, and say where its ranks do not belong together. "
-        "Exits with 1 if they do not, with 2 if there are no recordings."
+        "Compare the operations that the ranks of a program with HPCCOMM_TRACE=1 have recorded, and name ranks that "
+        "differ. Exits with 1 if one does, with 2 if there are no recordings."
     )
+    parser.epilog = "examples:\n  hpccomm trace reports --summary\n  hpccomm trace reports --html timeline.html"
     parser.add_argument("folder", help="the folder of the recordings (HPCCOMM_DEBUG_DIR, or hpccomm-debug-*)")
     parser.add_argument("--summary", action="store_true", help="how long operations take, and who is the straggler")
     parser.add_argument("--html", metavar="OUT.html", type=Path, help="write a page that shows all ranks")
