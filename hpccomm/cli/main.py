@@ -52,8 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"there is no subcommand {chosen!r}{nearest(chosen, COMMANDS)}")
     parsed, unknown = parser.parse_known_args(arguments)
     if unknown:
-        known = subparsers[parsed.command]
-        options = re.findall(r"--[\w-]+", known.format_help())
+        known: Parser = getattr(parsed, "parser", subparsers[parsed.command])
+        options = re.findall(r"--[\w-]+", known.format_help().partition("\nexamples:\n")[0])
         known.error(f"there is no option {unknown[0]}{nearest(unknown[0], options)}")
     try:
         status: int = late.late(COMMANDS[parsed.command].module).run(parsed)

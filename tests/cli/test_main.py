@@ -54,6 +54,12 @@ def test_each_summary_begins_with_a_verb() -> None:
         (["info", "--jsno"], "usage: hpccomm info", "there is no option --jsno; did you mean --json?"),
         (["bench", "--overhaed"], "usage: hpccomm bench", "there is no option --overhaed; did you mean --overhead?"),
         (["bench", "--buget=3"], "usage: hpccomm bench", "there is no option --buget=3; did you mean --budget?"),
+        (
+            ["checkpoint", "list", "x", "--jsn"],
+            "usage: hpccomm checkpoint list",
+            "no option --jsn; did you mean --json?",
+        ),
+        (["checkpoint", "list", "x", "--step"], "usage: hpccomm checkpoint list", "there is no option --step; did you mean --help?"),
         (["info", "--quite-different"], "usage: hpccomm info", "there is no option --quite-different\n"),
     ],
 )
