@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib
 import os
 import re
 import signal
@@ -70,12 +71,29 @@ def parsers_of(chosen: Collection[str | None]) -> tuple[Parser, Mapping[str, Par
     parser = Parser(prog="hpccomm", description="torch.distributed's model of communication for NumPy arrays, on MPI.")
     parser.epilog = "examples:\n  hpccomm info\n  mpiexec -n 4 hpccomm run program.py\n  hpccomm run --help"
     parser.add_argument("-V", "--version", action="version", version=f"hpccomm {__version__}")
+    parser.add_argument(
+        "--print-completion", action=PrintCompletion, choices=("bash", "zsh", "tcsh"),
+        help="print a script with which this shell completes commands and options; needs shtab",
+    )  # fmt: skip
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
     for name, command in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=command.summary)
         if name in chosen:
             late.late(command.module).add_arguments(subparser)
     return parser, subparsers.choices
+
+
+class PrintCompletion(argparse.Action):
+    """Print a script that completes the command line, made by shtab, and end."""
+
+    def __call__(self, parser: argparse.ArgumentParser, _: object, shell: Any, __: str | None = None) -> None:
+        """Print the script for a shell."""
+        try:
+            shtab = importlib.import_module("shtab")
+        except ImportError:
+            parser.error("--print-completion needs shtab: pip install shtab")
+        print(shtab.complete(parsers_of(COMMANDS)[0], shell))
+        parser.exit()
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):

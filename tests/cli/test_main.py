@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import re
+import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -41,6 +44,30 @@ def test_the_help_of_each_subcommand_has_examples_that_its_parser_accepts(
         assert parser.parse_args(words.split()).command == name
 
 
+def test_completion_without_shtab_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    with pytest.raises(SystemExit) as ended:
+        main(["--print-completion", "bash"])
+    assert ended.value.code == 2
+    assert "error: --print-completion needs shtab: pip install shtab\n" in capsys.readouterr().err
+
+
+def test_completion_gets_the_parser_with_all_options_of_all_subcommands(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a module that has shtab's function."""
+
+    def complete(parser: argparse.ArgumentParser, shell: str) -> str:
+        return f"{shell}: {vars(parser.parse_args(['debug', '--pid', '3']))['pid']} {parser.parse_args(['info']).json}"
+
+    monkeypatch.setitem(sys.modules, "shtab", SimpleNamespace(complete=complete))
+    with pytest.raises(SystemExit) as ended:
+        main(["--print-completion", "zsh"])
+    assert (ended.value.code, capsys.readouterr().out) == (0, "zsh: 3 False\n")
+
+
 def test_each_summary_begins_with_a_verb() -> None:
     verbs = [command.summary.split()[0].rstrip(",") for command in COMMANDS.values()]
     assert verbs == ["run", "show", "compare", "name", "write", "list", "measure"]
@@ -59,7 +86,11 @@ def test_each_summary_begins_with_a_verb() -> None:
             "usage: hpccomm checkpoint list",
             "no option --jsn; did you mean --json?",
         ),
-        (["checkpoint", "list", "x", "--step"], "usage: hpccomm checkpoint list", "there is no option --step; did you mean --help?"),
+        (
+            ["checkpoint", "list", "x", "--step"],
+            "usage: hpccomm checkpoint list",
+            "there is no option --step; did you mean --help?",
+        ),
         (["info", "--quite-different"], "usage: hpccomm info", "there is no option --quite-different\n"),
     ],
 )
