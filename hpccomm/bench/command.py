@@ -39,16 +39,22 @@ GPU_BATCH = 2e-3  # seconds of a batch: waiting for the GPU takes a negligible p
 OK, WRONG, MISUSED = 0, 1, 2
 
 DESCRIPTION = """\
-Measure operations on all ranks of a job: mpirun -n 4 hpccomm bench all_reduce -b 8 -e 64M
+Measure operations against mpi4py, CuPy's NCCL and torch, on all ranks of a job.
 The contenders take turns within each size; a ratio below 1 means that hpccomm is faster.
-On GPU arrays: mpirun -n 4 hpccomm bench --device cuda; time is until the GPU is done, host until the calls return.
+On GPU arrays, time is until the GPU is done, host until the calls return.
+"""
+EXAMPLES = """\
+examples:
+  mpiexec -n 4 hpccomm bench all_reduce -b 8 -e 64M
+  mpiexec -n 4 hpccomm bench collectives --check --json result.json
+  mpiexec -n 4 hpccomm bench --device cuda
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options to `parser`."""
     parser.description = DESCRIPTION
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EXAMPLES
     add = parser.add_argument
     add("operations", nargs="*", metavar="OPERATION", help="default: all_reduce; also collectives, coalesced, "
         "messages, all; --list shows them")  # fmt: skip

@@ -6,9 +6,11 @@ It needs no MPI and does not initialise it.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ..checkpoint import files
 from ..checkpoint.draining import drain
@@ -22,10 +24,18 @@ from ..debug.words import size_in_words
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the commands and their options to `parser`."""
-    parser.description = "Look at a folder that checkpoint.save has written. No MPI is needed."
+    parser.description = "List, verify, drain and export checkpoints in a folder of checkpoint.save. No MPI is needed."
+    parser.epilog = (
+        "examples:\n"
+        "  hpccomm checkpoint list saved\n"
+        "  hpccomm checkpoint verify saved --step 20\n"
+        "  hpccomm checkpoint drain saved --local /tmp/saved\n"
+        "  hpccomm checkpoint export saved all.h5"
+    )
     commands = parser.add_subparsers(dest="what", metavar="WHAT", required=True, parser_class=type(parser))
     for name, (_, summary) in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        command.set_defaults(parser=command)
         command.add_argument("folder", metavar="FOLDER", type=Path, help="the folder given to checkpoint.save")
         command.add_argument(
             "--local", metavar="PATH", type=Path, action="append", default=[], required=name == "drain",
@@ -33,6 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )  # fmt: skip
         if name != "list":
             command.add_argument("--step", type=int, help=f"this step alone (default: {STEPS.get(name, 'the last')})")
+        if name in ("list", "verify"):
+            command.add_argument("--json", action="store_true", help="print JSON")
         if name == "export":
             command.add_argument("output", metavar="OUTPUT", type=Path, help=f"a new name: *{', *'.join(FORMATS)}")
 
@@ -56,14 +68,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _list(found: list[Found], arguments: argparse.Namespace) -> int:
     """Print a table of the steps and their problems."""
-    return _report(found, arguments.folder)
+    return _report(found, arguments)
 
 
 def _verify(found: list[Found], arguments: argparse.Namespace) -> int:
     """Compare all files with their checksums, and print the same table."""
     for each in found:
         each.verify()
-    return _report(found, arguments.folder)
+    return _report(found, arguments)
 
 
 def _export(found: list[Found], arguments: argparse.Namespace) -> int:
@@ -94,10 +106,13 @@ def _drain(found: list[Found], arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _report(found: list[Found], shared: Path) -> int:
+def _report(found: list[Found], arguments: argparse.Namespace) -> int:
     """Print a table, then the problems; return 1 if there are any."""
+    if arguments.json:
+        print(json.dumps([_as_json(each) for each in found], indent=2))
+        return 1 if any(each.problems for each in found) else 0
     rows: list[tuple[str, ...]] = [("step", "where", "whole", "files", "ranks", "arrays", "size", "saved")]
-    rows += [_row(each, "folder" if each.folder == shared else "node") for each in found]
+    rows += [_row(each, "folder" if each.folder == arguments.folder else "node") for each in found]
     widths = [max(map(len, column)) for column in zip(*rows)]
     for row in rows:
         print("  ".join(map(str.ljust, row, widths)).rstrip())
@@ -105,6 +120,20 @@ def _report(found: list[Found], shared: Path) -> int:
         for problem in each.problems:
             print(f"step {each.step}: {problem}")
     return 1 if any(each.problems for each in found) else 0
+
+
+def _as_json(found: Found) -> dict[str, Any]:
+    said: dict[str, Any] = {"step": found.step, "folder": str(found.folder), "problems": found.problems}
+    if (body := found.body) is not None:
+        said |= {
+            "files_there": len(found.files_there()),
+            "files": len(files.sizes_of_files(body)),
+            "ranks": body["ranks"],
+            "arrays": len(body["arrays"]) + len(body["replicated"]),
+            "bytes": sum(found.sizes.values()),
+            "writer": body.get("writer", {}),
+        }
+    return said
 
 
 def _row(found: Found, where: str) -> tuple[str, ...]:
@@ -125,8 +154,8 @@ def _row(found: Found, where: str) -> tuple[str, ...]:
 
 STEPS = {"verify": "all of them"}
 COMMANDS: dict[str, tuple[Callable[[list[Found], argparse.Namespace], int], str]] = {
-    "list": (_list, "the steps in a folder, and whether their files are there"),
-    "verify": (_verify, "the same, of files that are read, and compared with their checksums"),
+    "list": (_list, "list the steps in a folder, and whether their files are there"),
+    "verify": (_verify, "read all files, compare them with their checksums, and list the steps"),
     "drain": (_drain, "copy the last step from this node's own storage to the folder; on each node of the job"),
     "export": (_export, "write the arrays of a step to one file of HDF5, or to zarr"),
 }

@@ -23,13 +23,15 @@ from ..process.host_list import fold
 from . import binding
 from .main import is_first_process
 
-Fact = tuple[str, str]  # a name and its value on this machine
+# A name, its value in words ("": not printed), and its value in JSON (default: the words; None: not in JSON).
+Fact = tuple[str, str] | tuple[str, str, Any]
 INSTALL_CUPY = "pip install 'hpccomm[cuda13]' (or [cuda12])"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options to `parser`."""
-    parser.description = "Show what hpccomm finds here: MPI, launcher, CuPy, NCCL, GPUs; for every no, the reason."
+    parser.description = "Show MPI, launcher and GPU configuration, and the reason for each part that is missing."
+    parser.epilog = "examples:\n  hpccomm info --gpu\n  mpiexec -n 4 hpccomm info --json"
     parser.add_argument("--gpu", action="store_true", help="look at the GPUs as well, which makes a CUDA context")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -39,9 +41,9 @@ def run(arguments: argparse.Namespace) -> int:
     facts = list(collect(arguments.gpu))
     if is_first_process():
         if arguments.json:
-            print(json.dumps(dict(facts), indent=2))
+            print(json.dumps({name: said[-1] for name, *said in facts if said[-1] is not None}, indent=2))
         else:
-            print("\n".join(f"{name:<16} {value}" for name, value in facts))
+            print("\n".join(f"{name:<16} {said[0]}" for name, *said in facts if said[0]))
     return 0
 
 
@@ -49,11 +51,14 @@ def collect(gpu: bool = False) -> Iterator[Fact]:
     """Yield all facts; collective."""
     yield "hpccomm", __version__
     yield "Python", platform.python_version()
-    yield "C extension", f"no: {native.reason}" if native.fastpath is None else "yes"
+    yield ("C extension", f"no: {native.reason}") if native.fastpath is None else ("C extension", "yes", True)
     yield from ((package, importlib.metadata.version(package)) for package in ("numpy", "mpi4py"))
     yield from _mpi()
     told = placement()
-    yield "launcher", "none: this process was started by hand" if told is None else _in_words(told)
+    if told is None:
+        yield "launcher", "none: this process was started by hand"
+    else:
+        yield "launcher", _in_words(told), {**told._asdict(), "launcher": told.launcher.name}
     yield "mpiexec", shutil.which("mpiexec") or "no: there is none on the PATH"
     yield from _cupy(gpu)
 
@@ -92,8 +97,9 @@ def _ranks(mpi: Any) -> Iterator[Fact]:
     mine = Seen(rank, size, local_ranks.index(rank), len(local_ranks), placement())
     all_ranks: list[tuple[Seen, str]] = comm.allgather((mine, mpi.Get_processor_name()))
     bindings: list[binding.Binding] = comm.allgather(binding.of_this_rank(mpi.Get_processor_name(), nodes[rank]))
-    yield "ranks", str(size)
-    yield "nodes", describe_nodes(nodes, [host for _, host in all_ranks])
+    yield "ranks", str(size), size
+    hosts = [host for _, host in all_ranks]
+    yield "nodes", describe_nodes(nodes, hosts), [hosts[nodes.index(node)] for node in sorted(set(nodes))]
     library = mpi.Get_library_version()
     differences = disagreements([seen for seen, _ in all_ranks])
     if alone := refusal(size, library):
@@ -104,8 +110,12 @@ def _ranks(mpi: Any) -> Iterator[Fact]:
         yield "placement", f"launcher and MPI differ, and hpccomm goes by MPI. {'; '.join(differences)}"
     elif mine.told is not None:
         yield "placement", "launcher and MPI agree"
-    yield from binding.described(bindings)
-    yield from (("odd", each) for each in binding.oddities(bindings))
+    yield from ((*each, None) for each in binding.described(bindings))
+    threads = (int(each.threads) if each.threads.isdigit() else None for each in bindings)
+    yield "bindings", "", [{**each._asdict(), "threads": number} for each, number in zip(bindings, threads)]
+    odd = binding.oddities(bindings)
+    yield from (("odd", each, None) for each in odd)
+    yield "odd", "", odd
 
 
 def describe_nodes(nodes: Sequence[int], hosts: Sequence[str]) -> str:
@@ -148,7 +158,10 @@ def _cupy(gpu: bool) -> Iterator[Fact]:
         return
     yield "CuPy", cupy.__version__
     yield "NCCL", _nccl()
-    yield "GPUs", _gpus(cupy) if gpu else "not looked at; hpccomm info --gpu does"
+    if gpu:
+        yield _gpus(cupy)
+    else:
+        yield "GPUs", "not looked at; hpccomm info --gpu does"
 
 
 def _nccl() -> str:
@@ -165,11 +178,11 @@ def _nccl() -> str:
     return f"{number}, called by {nccl.bindings}" + (f", {where}" if where else "")
 
 
-def _gpus(cupy: object) -> str:
+def _gpus(cupy: object) -> Fact:
     runtime = cupy.cuda.runtime  # type: ignore[attr-defined]
     try:
         count = runtime.getDeviceCount()
         names = [runtime.getDeviceProperties(device)["name"].decode() for device in range(count)]
     except Exception as error:  # CUDARuntimeError: no driver, no device
-        return f"no: {error}"
-    return ", ".join(names) or "no: the driver shows none"
+        return "GPUs", f"no: {error}"
+    return "GPUs", ", ".join(names) or "no: the driver shows none", names

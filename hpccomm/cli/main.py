@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib
 import os
 import re
 import signal
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import IO, NamedTuple, NoReturn
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import IO, Any, NamedTuple, NoReturn
 
 from .. import __version__
 from ..core import late
@@ -30,12 +31,12 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "run": Command(late.RUN, "run a program of mpi4py unchanged: errors end the job, hangs end with a verdict"),
-    "info": Command(late.INFO, "show what hpccomm finds on this machine, and why something is missing"),
-    "trace": Command(late.TRACE, "compare the recorded operations of all ranks: differences, late ranks"),
+    "run": Command(late.RUN, "run a program of mpi4py or hpccomm, end it after an error, explain its hangs"),
+    "info": Command(late.INFO, "show MPI, launcher and GPU configuration"),
+    "trace": Command(late.TRACE, "compare the recorded operations of all ranks"),
     "debug": Command(late.DEBUG, "name the rank that a hanging job waits for"),
     "slurm": Command(late.SLURM, "write a batch script for a program on this machine's Slurm"),
-    "checkpoint": Command(late.CHECKPOINT, "list, verify and export the checkpoints in a folder"),
+    "checkpoint": Command(late.CHECKPOINT, "list, verify, drain and export checkpoints"),
     "bench": Command(late.BENCH, "measure operations against mpi4py, CuPy's NCCL and torch"),
 }
 
@@ -44,22 +45,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the subcommand that `argv` (default: the command line) names, and return its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     chosen = next((word for word in arguments if not word.startswith("-")), None)
-    parser = Parser(prog="hpccomm", description="torch.distributed's model of communication for NumPy arrays, on MPI.")
-    parser.add_argument("-V", "--version", action="version", version=f"hpccomm {__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
-    for name, command in COMMANDS.items():
-        subparser = subparsers.add_parser(name, help=command.summary)
-        if name == chosen:
-            late.late(command.module).add_arguments(subparser)
+    parser, subparsers = parsers_of([chosen])
     if not arguments:
         parser.print_help()
         return 0
-    if chosen is not None and chosen not in COMMANDS:
+    if chosen == arguments[0] and chosen not in COMMANDS:
         parser.error(f"there is no subcommand {chosen!r}{nearest(chosen, COMMANDS)}")
     parsed, unknown = parser.parse_known_args(arguments)
     if unknown:
-        known: Parser = subparsers.choices[parsed.command]
-        options = re.findall(r"--[\w-]+", known.format_help())
+        known: Parser = getattr(parsed, "parser", subparsers[parsed.command])
+        options = re.findall(r"--[\w-]+", known.format_help().partition("\nexamples:\n")[0])
         known.error(f"there is no option {unknown[0]}{nearest(unknown[0], options)}")
     try:
         status: int = late.late(COMMANDS[parsed.command].module).run(parsed)
@@ -71,8 +66,49 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
+def parsers_of(chosen: Collection[str | None]) -> tuple[Parser, Mapping[str, Parser]]:
+    """Return the parser, and those of the subcommands; only the chosen subcommands have their arguments."""
+    parser = Parser(prog="hpccomm", description="torch.distributed's model of communication for NumPy arrays, on MPI.")
+    parser.epilog = "examples:\n  hpccomm info\n  mpiexec -n 4 hpccomm run program.py\n  hpccomm run --help"
+    parser.add_argument("-V", "--version", action="version", version=f"hpccomm {__version__}")
+    parser.add_argument(
+        "--print-completion", action=PrintCompletion, choices=("bash", "zsh", "tcsh"),
+        help="print a script with which this shell completes commands and options; needs shtab",
+    )  # fmt: skip
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+    for name, command in COMMANDS.items():
+        subparser = subparsers.add_parser(name, help=command.summary)
+        if name in chosen:
+            late.late(command.module).add_arguments(subparser)
+    return parser, subparsers.choices
+
+
+class PrintCompletion(argparse.Action):
+    """Print a script that completes the command line, made by shtab, and end."""
+
+    def __call__(self, parser: argparse.ArgumentParser, _: object, shell: Any, __: str | None = None) -> None:
+        """Print the script for a shell."""
+        try:
+            shtab = importlib.import_module("shtab")
+        except ImportError:
+            parser.error("--print-completion needs shtab: pip install shtab")
+        print(shtab.complete(parsers_of(COMMANDS)[0], shell))
+        parser.exit()
+
+
+class Formatter(argparse.RawDescriptionHelpFormatter):
+    """A formatter that wraps a text unless it has several lines."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        fill = super()._fill_text if "\n" in text else argparse.HelpFormatter(self._prog, width=width)._fill_text
+        return fill(text, width, indent)
+
+
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser that prints help and errors on one process of a job only."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"formatter_class": Formatter, **options})
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         """End the process; on an error, let the first process print its message first."""

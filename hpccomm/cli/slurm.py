@@ -56,8 +56,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options to `parser`, under sbatch's names."""
     parser.usage = "hpccomm slurm [options] -- program [arguments]"
     parser.description = (
-        "Print a batch script that starts a program on several ranks under Slurm, or submit it. The script goes to "
-        "stdout, remarks to stderr. $SLURM_... in the program's arguments is for the job to fill in."
+        "Write a batch script that starts a program on several ranks under Slurm, or submit it. The script goes to "
+        "stdout, remarks to stderr. The job replaces $SLURM_... in the program's arguments."
+    )
+    parser.epilog = (
+        "examples:\n"
+        "  hpccomm slurm --nodes 2 --ntasks-per-node 4 --time 30 -- python program.py\n"
+        "  hpccomm slurm --ntasks 8 --submit -- python program.py"
     )
     size = parser.add_argument_group("size, as for sbatch")
     size.add_argument("--nodes", "-N", type=int, metavar="N")

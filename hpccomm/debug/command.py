@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import secrets
+import socket
 import subprocess
 import sys
 import time
@@ -23,12 +25,16 @@ PATIENCE = 10.0  # seconds for ranks to write their reports
 FIRST_LOOK = 1.5  # seconds after init_process_group until a rank answers questions
 PREFIX = "hpccomm-debug-"
 REPORTS = "rank*[0-9].json"
+Runs = list[tuple[Path, list[dict[str, Any]]]]  # the folder and the reports of each run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``hpccomm debug``."""
     parser.description = (
-        "Say which rank of a job that hangs is to blame. Exits with 1 if it finds one, 2 without reports."
+        "Name the rank that a hanging job waits for. Exits with 1 if it finds one, with 2 if there are no reports."
+    )
+    parser.epilog = (
+        "examples:\n  hpccomm debug --pid 12345 --stacks\n  hpccomm debug --job 678\n  hpccomm debug reports --json"
     )
     parser.add_argument("folder", nargs="?", help="the folder of the reports (HPCCOMM_DEBUG_DIR, or hpccomm-debug-*)")
     parser.add_argument(
@@ -45,6 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
         folder, token = _asked(arguments)
         _act_for_the_owner_of(folder)
         found = _wait_for(folder, token)
+        if arguments.pid is not None:
+            _refuse_several_jobs(arguments.pid, folder, found)
     except (_Refused, OSError) as error:
         print(f"hpccomm debug: {error}", file=sys.stderr)
         return 2
@@ -122,6 +130,38 @@ def _answer_of(process: int) -> tuple[Path, str] | None:
     return None
 
 
+def _refuse_several_jobs(process: int, folder: Path, found: Runs) -> None:
+    """Raise _Refused, with a command for each job, if ranks of several jobs are below a process."""
+    jobs, known = {folder: _processes(found)}, set(_processes(found))
+    if process in known:  # a rank; a job below it is another matter
+        return
+    for each in _below(process):
+        if each not in known:
+            with contextlib.suppress(OSError):  # it has ended, or does not answer
+                if (answer := mailbox.ask(each, PATIENCE)) is not None and answer[0] not in jobs:
+                    jobs[answer[0]] = [each, *_processes(_wait_for(*answer))]
+                    known.update(jobs[answer[0]])
+    if len(jobs) > 1:
+        commands = (
+            f"  hpccomm debug --pid {ranks[0]}   # {len(set(ranks))} ranks here, {_program(ranks[0])}"
+            for ranks in jobs.values()
+        )
+        raise _Refused("\n".join([f"{len(jobs)} jobs run below process {process}; choose one:", *commands]))
+
+
+def _processes(found: Runs) -> list[int]:
+    """Return the processes of the ranks of the last run on this machine."""
+    here = socket.gethostname()
+    return [each["pid"] for each in found[-1][1] if each["host"] == here] if found else []
+
+
+def _program(process: int) -> str:
+    """Return the command line of a process; "" if it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+    return ""
+
+
 def _below(process: int) -> Iterator[int]:
     """Yield the descendants of a process."""
     children: dict[int, list[int]] = {}
@@ -174,7 +214,7 @@ def _folder_of_job(job: str) -> Path:
 # -- showing -----------------------------------------------------------------------------------------------
 
 
-def _wait_for(folder: Path, token: str) -> list[tuple[Path, list[dict[str, Any]]]]:
+def _wait_for(folder: Path, token: str) -> Runs:
     """Return the last reports of each run; with a `token`, wait for the reports that answer it."""
     deadline, look = time.monotonic() + PATIENCE, report.Look()
     while True:

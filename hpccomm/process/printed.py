@@ -13,12 +13,14 @@ import time
 from collections.abc import Iterator
 from typing import TextIO
 
+from . import stderr
+
 LONGEST_WAIT = 1.0  # seconds
 
 
 def let_launcher_read() -> None:
     """Wait until mpiexec has read this process's output: MPI_Abort may discard the rest."""
-    for stream in (sys.stdout, sys.stderr):
+    for stream in (sys.stdout, sys.stderr, stderr.terminal or sys.stderr):
         with contextlib.suppress(Exception):  # closed, replaced by an object without a file, or not a pipe
             stream.flush()
             give_up = time.monotonic() + LONGEST_WAIT
@@ -49,7 +51,8 @@ def let_go_of_output() -> None:
     longer reads, and returns their own statuses.
     """
     with contextlib.suppress(OSError):
-        pipes = [found for file in (1, 2) if stat.S_ISFIFO((found := os.fstat(file)).st_mode)]
+        files = {1, 2, stderr.terminal.fileno() if stderr.terminal else 2}
+        pipes = [found for file in files if stat.S_ISFIFO((found := os.fstat(file)).st_mode)]
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for file in map(int, os.listdir("/proc/self/fd")):
             with contextlib.suppress(OSError):  # the descriptor of the listing itself

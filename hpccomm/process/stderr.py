@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
+terminal: TextIO | None = None  # the first stderr, if `hpccomm run` has redirected file descriptor 2
 uncaptured: Callable[[], TextIO | None] = lambda: None  # pytest captures sys.stderr: the plugin sets this
 
 INFO, WARNING, ERROR = 20, 30, 40  # logging's levels
@@ -27,7 +28,9 @@ PATIENCE = 1.0  # seconds for handlers to take a verdict
 
 
 def tell(text: str, stream: TextIO | None = None) -> None:
-    """Write one or more lines to `stream` (default: stderr) in one piece; ignore errors."""
+    """Write one or more lines to `stream` (default: stderr, and the terminal) in one piece; ignore errors."""
+    if stream is None and terminal is not None:
+        tell(text, terminal)
     with contextlib.suppress(Exception):  # closed, or replaced by a broken object
         out = stream or sys.stderr
         out.flush()

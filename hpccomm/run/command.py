@@ -8,6 +8,7 @@ import os
 import runpy
 import sys
 import threading
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -16,8 +17,10 @@ from ..process.abort import abort
 from ..process.environment import placement
 from ..process.excepthook import AbortOnException, aborts_on_exception, end_with
 from ..process.stderr import tell
+from . import options
 from .at_import import AtImport
 from .main_module import CantOpenError, folder_of, run_code, run_file, run_module
+from .output import redirect
 
 LONGEST_GOODBYE = 5.0  # seconds after Ctrl-C in which other ranks may end the job
 PACKAGE = os.path.dirname(errors.__file__) + os.sep
@@ -27,10 +30,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``hpccomm run``."""
     parser.usage = "hpccomm run [options] program.py [arguments]   (or -m module [arguments], or -c code [arguments])"
     parser.description = (
-        "Run a program of mpi4py as it is, on every rank (mpiexec -n 4 hpccomm run program.py): an exception or a "
-        "sys.exit(1) on one rank ends the job, and of a hang there is a verdict: which rank, and where it is."
+        "Run a program of mpi4py or hpccomm unchanged on every rank. An exception or sys.exit(1) of one rank ends the "
+        "job. A hang gives a verdict: the rank that the others wait for, and its line."
     )
-    parser.add_argument("--timeout", metavar="SECONDS", help="end the job when a call has waited for so long")
+    parser.epilog = (
+        "examples:\n"
+        "  mpiexec -n 4 hpccomm run program.py --its-own-option\n"
+        "  mpiexec -n 4 hpccomm run --timeout 60 --log-dir logs program.py\n"
+        "  mpiexec -n 4 hpccomm run --only-ranks 0 -m pytest\n"
+        "  mpiexec -n 4 hpccomm run --pdb 0-3 program.py"
+    )
+    parser.add_argument(
+        "--timeout", type=options.seconds, metavar="SECONDS", help="end the job when a call has waited for so long"
+    )
     parser.add_argument("--on-timeout", choices=("abort", "warn"), help="end the job, or only say who is late")
     parser.add_argument("--debug-dir", metavar="FOLDER", help="for the reports (HPCCOMM_DEBUG_DIR)")
     parser.add_argument(
@@ -44,9 +56,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--log", metavar="FILE", help="write a line for each call; {rank} in its name is the rank's")
     parser.add_argument(
-        "--hook", action="append", default=[], metavar="MODULE:FUNCTION",
+        "--log-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="write each rank's stdout and stderr to rank-N.out and rank-N.err",
+    )
+    parser.add_argument(
+        "--only-ranks", type=options.ranks, metavar="RANKS",
+        help="print the output of these ranks only, such as 0,3-5; the others' goes to --log-dir, or nowhere",
+    )  # fmt: skip
+    parser.add_argument(
+        "--hook", type=options.function, action="append", default=[], metavar="MODULE:FUNCTION",
         help="call it before the program, to register hooks: hpccomm.debug:check_numerics, one of your own",
     )  # fmt: skip
+    parser.add_argument(
+        "--debugpy",
+        type=options.ranks,
+        default=(),
+        metavar="RANKS",
+        help="let these ranks wait for a client of debugpy",
+    )
+    parser.add_argument(
+        "--pdb", type=options.ranks, default=(), metavar="RANKS", help="stop these ranks in pdb after an exception"
+    )
     parser.add_argument("-m", nargs=argparse.REMAINDER, metavar="", dest="module", help="run a module")
     parser.add_argument("-c", nargs=argparse.REMAINDER, metavar="", dest="code", help="run code")
     parser.add_argument("program", nargs=argparse.REMAINDER, help="the program, and its arguments")
@@ -58,6 +90,8 @@ def run(arguments: argparse.Namespace) -> int:
     words = arguments.module or arguments.code or arguments.program
     if not words:
         arguments.parser.error("there is no program")
+    if arguments.debugpy or arguments.pdb:
+        _let_debuggers_stop(arguments)
     for name in ("timeout", "on_timeout", "debug_dir", "trace", "debug"):
         value = getattr(arguments, name)
         if value is not None:
@@ -65,11 +99,17 @@ def run(arguments: argparse.Namespace) -> int:
     pid, place = os.getpid(), placement()
     if place is not None and place.rank is not None:
         errors.set_rank(place.rank)
+    rank = (place and place.rank) or 0
+    _redirect(arguments, rank)
     hook = AbortOnException()
     at_import = AtImport(lambda: _watch(hook, arguments))
     at_import.install()
     sys.argv[:] = words
     sys.path[0] = os.getcwd() if arguments.module else "" if arguments.code else folder_of(words[0])
+    if rank in arguments.debugpy:
+        from .debugger import wait_for_client
+
+        wait_for_client(rank)
     try:
         if arguments.module:
             # pytest warns about packages with plugins that it can't rewrite any more, unless their docstring has this
@@ -96,9 +136,34 @@ def run(arguments: argparse.Namespace) -> int:
             if ends_others:
                 abort(2)
             return 2
+        if rank in arguments.pdb and isinstance(error, Exception) and os.getpid() == pid:
+            from .debugger import post_mortem
+
+            post_mortem(rank, error, _of_the_program(error.__traceback__))
         _show(error, hook)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
+
+
+def _let_debuggers_stop(arguments: argparse.Namespace) -> None:
+    """Keep the watchdog from ending the job while a rank is in a debugger and the others wait for it."""
+    from . import debugger
+
+    if arguments.debugpy and not debugger.is_installed():
+        arguments.parser.error("--debugpy needs debugpy: pip install debugpy")
+    arguments.timeout = arguments.timeout or debugger.TIME_LIMIT
+    arguments.on_timeout = arguments.on_timeout or "warn"
+
+
+def _redirect(arguments: argparse.Namespace, rank: int) -> None:
+    """Redirect the output of a rank that the options do not leave on the terminal."""
+    shown, folder = arguments.only_ranks, arguments.log_dir
+    if rank in (shown or ()) or (shown is None and folder is None):
+        return
+    try:
+        redirect(rank, folder)
+    except OSError as error:
+        arguments.parser.error(f"argument --log-dir: {error}")
 
 
 def _is_alone() -> bool:

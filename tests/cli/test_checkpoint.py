@@ -76,6 +76,23 @@ def test_a_table_of_what_is_there(saved: Path, capsys: pytest.CaptureFixture[str
             assert f" on {os.uname().nodename}" in row
 
 
+def test_the_table_in_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nbytes = sum(path.stat().st_size for path in folder.glob("step-*20-*/*"))
+    file = a_file(folder, 10, 1)
+    file.unlink()
+    for what in ("list", "verify"):
+        assert command(what, folder, "--json") == 1
+        first, last = json.loads(capsys.readouterr().out)
+        assert (first["step"], first["files_there"], first["problems"]) == (10, 2, [f"{file} is missing"])
+        assert last.pop("writer")["host"] == os.uname().nodename
+        same = {"step": 20, "folder": str(folder), "problems": [], "files_there": 3, "files": 3, "ranks": 3}
+        assert last == {**same, "arrays": 10, "bytes": nbytes}
+    (folder / "step-0000000020.json").write_text("{}")
+    assert command("list", folder, "--json") == 1
+    _, last = json.loads(capsys.readouterr().out)
+    assert set(last) == {"step", "folder", "problems"}
+
+
 def test_every_flipped_bit_is_found_by_verify_and_none_by_list(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -24,7 +25,7 @@ from ..launch import clean_environment, launch
 
 
 def facts(gpu: bool = False) -> dict[str, str]:
-    return dict(info.collect(gpu))
+    return {name: text for name, text, *_ in info.collect(gpu) if text}
 
 
 @pytest.fixture
@@ -140,10 +141,25 @@ def test_libraries_are_found_by_their_name(tmp_path: Path) -> None:
 
 def test_the_command(capsys: pytest.CaptureFixture[str], no_cupy: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(info, "is_first_process", lambda: True)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert cli.main(["info"]) == 0
     assert "\nCUDA-aware MPI   no: " in capsys.readouterr().out
     assert cli.main(["info", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["thread level"] == "multiple"
+    found = json.loads(capsys.readouterr().out)
+    assert found["thread level"] == "multiple"
+    assert (found["ranks"], len(found["bindings"])) == (MPI.COMM_WORLD.Get_size(), MPI.COMM_WORLD.Get_size())
+    assert found["nodes"] == [MPI.Get_processor_name()]
+    assert found["bindings"][MPI.COMM_WORLD.Get_rank()]["cpus"] == sorted(os.sched_getaffinity(0))
+    assert found["bindings"][0]["threads"] == 3
+    assert isinstance(found["odd"], list)
+    assert not [name for name in found if name.startswith("rank ") or found[name] == ""]
+
+
+@pytest.mark.serial
+@pytest.mark.usefixtures("fake_cupy", "provider")
+def test_the_gpus_in_json_are_a_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["info", "--gpu", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["GPUs"] == ["H200 0", "H200 1"]
 
 
 @pytest.mark.serial

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
+import re
+import sys
+from types import SimpleNamespace
+
 import pytest
 
 import hpccomm as hc
-from hpccomm.cli.main import COMMANDS, main
+from hpccomm.cli.main import COMMANDS, main, parsers_of
 
 pytestmark = pytest.mark.serial
 
@@ -23,6 +28,51 @@ def test_the_version(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert (ended.value.code, capsys.readouterr().out) == (0, f"hpccomm {hc.__version__}\n")
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_each_subcommand_has_examples_that_its_parser_accepts(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    examples = [line.split(" hpccomm ") for line in shown.partition("\nexamples:\n")[2].splitlines()]
+    assert len(examples) > 1
+    for before, words in examples:
+        assert before.strip() in ("", "mpiexec -n 4")
+        parser, _ = parsers_of([name])
+        assert parser.parse_args(words.split()).command == name
+
+
+def test_completion_without_shtab_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    with pytest.raises(SystemExit) as ended:
+        main(["--print-completion", "bash"])
+    assert ended.value.code == 2
+    assert "error: --print-completion needs shtab: pip install shtab\n" in capsys.readouterr().err
+
+
+def test_completion_gets_the_parser_with_all_options_of_all_subcommands(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a module that has shtab's function."""
+
+    def complete(parser: argparse.ArgumentParser, shell: str) -> str:
+        return f"{shell}: {vars(parser.parse_args(['debug', '--pid', '3']))['pid']} {parser.parse_args(['info']).json}"
+
+    monkeypatch.setitem(sys.modules, "shtab", SimpleNamespace(complete=complete))
+    with pytest.raises(SystemExit) as ended:
+        main(["--print-completion", "zsh"])
+    assert (ended.value.code, capsys.readouterr().out) == (0, "zsh: 3 False\n")
+
+
+def test_each_summary_begins_with_a_verb() -> None:
+    verbs = [command.summary.split()[0].rstrip(",") for command in COMMANDS.values()]
+    assert verbs == ["run", "show", "compare", "name", "write", "list", "measure"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "usage", "error"),
     [
@@ -31,6 +81,16 @@ def test_the_version(option: str, capsys: pytest.CaptureFixture[str]) -> None:
         (["info", "--jsno"], "usage: hpccomm info", "there is no option --jsno; did you mean --json?"),
         (["bench", "--overhaed"], "usage: hpccomm bench", "there is no option --overhaed; did you mean --overhead?"),
         (["bench", "--buget=3"], "usage: hpccomm bench", "there is no option --buget=3; did you mean --budget?"),
+        (
+            ["checkpoint", "list", "x", "--jsn"],
+            "usage: hpccomm checkpoint list",
+            "no option --jsn; did you mean --json?",
+        ),
+        (
+            ["checkpoint", "list", "x", "--step"],
+            "usage: hpccomm checkpoint list",
+            "there is no option --step; did you mean --help?",
+        ),
         (["info", "--quite-different"], "usage: hpccomm info", "there is no option --quite-different\n"),
     ],
 )
@@ -43,3 +103,25 @@ def test_a_typo_names_the_nearest_and_shows_the_usage_of_that_subcommand(
     assert ended.value.code == 2
     assert said.startswith(usage)
     assert error in said
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "value"),
+    [
+        *[("run", "--timeout", value) for value in ("abc", "0", "-1", "nan", "inf")],
+        ("run", "--hook", "module.function"),
+        ("run", "--on-timeout", "stop"),
+        ("debug", "--pid", "abc"),
+        ("checkpoint verify /tmp", "--step", "last"),
+        ("bench", "--iterations", "0"),
+        ("bench", "--budget", "abc"),
+        ("slurm", "--nodes", "two"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_with_the_name_of_its_option(
+    command: str, option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*command.split(), f"{option}={value}"])
+    assert ended.value.code == 2
+    assert re.search(rf"error: argument (-\w/|-\w, )?{option}(/-\w)?: ", capsys.readouterr().err)

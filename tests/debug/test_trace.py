@@ -95,6 +95,13 @@ def test_a_program_with_a_straggler(tmp_path: Path, capsys: pytest.CaptureFixtur
     printed = capsys.readouterr().out
     assert "81 operations of 3 of 3 ranks\nall ranks have made the same calls" in printed
     assert "rank 1 is the straggler" in printed
+    assert main(["trace", folder, "--summary", "--json", "--html", str(page)]) == 0
+    said, notes = capsys.readouterr()
+    found = json.loads(said)
+    assert "open it in a browser" in notes
+    assert [found[key] for key in ("operations", "recordings", "size", "culprits", "lines")] == [81, 3, 3, [], []]
+    assert sum(each["calls"] for each in found["times"]) == 81
+    assert max(found["ranks"], key=lambda each: each["delay"])["rank"] == 1
     assert len([each for each in json.loads(perfetto.read_text())["traceEvents"] if each["ph"] == "X"]) == 81
     assert '"straggler":{"rank":1,' in page.read_text()
 
@@ -106,6 +113,8 @@ def test_a_program_whose_ranks_differ(tmp_path: Path, capsys: pytest.CaptureFixt
     printed = capsys.readouterr().out
     assert "collective #2 of group 'world' differs: ranks 0, 2 call all_reduce (4 int64, BAND)" in printed
     assert re.search(r"rank 1 calls all_reduce \(4 int64, BOR\) at .*program.py:6", printed)
+    assert main(["trace", str(tmp_path / "recordings"), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["culprits"] == [1]
 
 
 @serial

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -425,6 +426,25 @@ def test_debug_pid_asks_and_the_job_goes_on(tmp_path: Path) -> None:
     finish(job, tmp_path)
     again = debug(str(tmp_path / "reports"), "--json")
     assert (again.returncode, json.loads(again.stdout)["culprits"]) == (1, [1])
+
+
+def test_debug_pid_lists_the_jobs_below_a_process_if_there_are_several(tmp_path: Path) -> None:
+    program = LATE.format(timeout=300, on_timeout="abort", rest="hc.all_reduce(x)")
+    folders = tmp_path / "one", tmp_path / "two"
+    for folder in folders:
+        folder.mkdir()
+    jobs = [start(program, folder, ranks) for folder, ranks in zip(folders, (2, 3))]
+    for job in jobs:
+        until(lambda job=job: "ranks, " in debug("--pid", str(job.pid)).stdout, "answer of a rank")
+    shown = debug("--pid", str(os.getpid()))
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert f"2 jobs run below process {os.getpid()}; choose one:" in shown.stderr
+    commands = re.findall(r"hpccomm debug (--pid) (\d+)   # (\d) ranks here, .*(one|two)/program.py", shown.stderr)
+    assert sorted(each[2:] for each in commands) == [("2", "one"), ("3", "two")]
+    for *arguments, ranks, _ in commands:
+        assert f"{ranks} of {ranks} ranks" in debug(*arguments).stdout
+    for job, folder in zip(jobs, folders):
+        finish(job, folder)
 
 
 def debug(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from ...core.operation_list import START
 from ..records import Record
@@ -18,31 +19,43 @@ def summary(traces: Sequence[Trace]) -> str:
 
 
 def operations(traces: Sequence[Trace]) -> str:
-    """Return a line for each kind of operation and size.
+    """Return a line for each kind of operation and size; the bandwidth is the median's."""
+    lines = [
+        f"{'operation':<30} {'size':>9} {'calls':>7} {'bytes':>9} {'p50':>9} {'p99':>9} {'algbw':>9}",
+        f"{'':<30} {'':>9} {'':>7} {'in all':>9} {'(us)':>9} {'(us)':>9} {'(GB/s)':>9}",
+    ]
+    for each in times(traces):
+        bandwidth = f"{each.bytes / each.p50 / 1e9:.3g}" if each.bytes and each.p50 else ""
+        lines.append(
+            f"{each.operation:<30} {size_in_words(each.bytes):>9} {each.calls:>7} "
+            f"{size_in_words(each.bytes * each.calls):>9} {1e6 * each.p50:>9.1f} {1e6 * each.p99:>9.1f} {bandwidth:>9}"
+        )
+    return "\n".join(lines)
 
-    Times are from beginning to end on one rank, including the wait for others; the bandwidth is the median's.
-    """
+
+class Times(NamedTuple):
+    """The operations of one kind and size."""
+
+    operation: str
+    bytes: int  # of one operation
+    calls: int
+    p50: float  # seconds from beginning to end on one rank, including the wait for others
+    p99: float
+
+
+def times(traces: Sequence[Trace]) -> Iterator[Times]:
+    """Yield the times of each kind of operation and size."""
     groups = groups_in(traces)
-    times: dict[tuple[str, int], list[float]] = defaultdict(list)
+    found: dict[tuple[str, int], list[float]] = defaultdict(list)
     for trace in traces:
         for record in trace.records:
             if record.state == "completed":
                 kind = record.name + (" (async)" if record.async_op else "")
                 size = len(groups[record.group].ranks) if record.group in groups else 1
-                times[kind, message_bytes(record, size)].append(record.end - record.begin)
-    lines = [
-        f"{'operation':<30} {'size':>9} {'calls':>7} {'bytes':>9} {'p50':>9} {'p99':>9} {'algbw':>9}",
-        f"{'':<30} {'':>9} {'':>7} {'in all':>9} {'(us)':>9} {'(us)':>9} {'(GB/s)':>9}",
-    ]
-    for (kind, nbytes), seconds in sorted(times.items()):
+                found[kind, message_bytes(record, size)].append(record.end - record.begin)
+    for (kind, nbytes), seconds in sorted(found.items()):
         seconds.sort()
-        middle = _percentile(seconds, 50)
-        bandwidth = f"{nbytes / middle / 1e9:.3g}" if nbytes and middle else ""
-        lines.append(
-            f"{kind:<30} {size_in_words(nbytes):>9} {len(seconds):>7} {size_in_words(nbytes * len(seconds)):>9} "
-            f"{1e6 * middle:>9.1f} {1e6 * _percentile(seconds, 99):>9.1f} {bandwidth:>9}"
-        )
-    return "\n".join(lines)
+        yield Times(kind, nbytes, len(seconds), _percentile(seconds, 50), _percentile(seconds, 99))
 
 
 def milliseconds(seconds: float) -> str:
