@@ -6,7 +6,7 @@ import argparse
 import math
 import re
 
-LARGEST_JOB = 1 << 22  # ranks
+from ..debug.words import LARGEST_JOB
 
 
 def seconds(text: str) -> str:

@@ -111,6 +111,8 @@ def test_a_typo_names_the_nearest_and_shows_the_usage_of_that_subcommand(
         *[("run", "--timeout", value) for value in ("abc", "0", "-1", "nan", "inf")],
         ("run", "--hook", "module.function"),
         ("run", "--on-timeout", "stop"),
+        *[("run", "--only-ranks", value) for value in ("3-1", "0,", "-1", "1-99999999")],
+        ("run", "--pdb", "all"),
         ("debug", "--pid", "abc"),
         ("checkpoint verify /tmp", "--step", "last"),
         ("bench", "--iterations", "0"),

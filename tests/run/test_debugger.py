@@ -57,7 +57,9 @@ def test_pdb_shows_the_frames_of_an_exception_and_the_job_ends_after_it(tmp_path
     path = Path(found[1].split()[-1])
     assert path.parent.stat().st_mode & 0o77 == 0  # of this user only
     commands = "p numbers['b'] + 1\nup\nquit\n"
-    typed = subprocess.run(found[1].split(), input=commands, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    typed = subprocess.run(
+        found[1].split(), input=commands, capture_output=True, text=True, cwd=ROOT, timeout=time_limit(60)
+    )
     assert re.search(r"fail\(\)\n-> numbers\[\"a\"\]\n\(Pdb\) 42\n.*<module>\(\)\n", typed.stdout, re.S), typed
     job.communicate(timeout=time_limit(60))
     assert job.returncode == 1
