@@ -60,7 +60,8 @@ def tell_verdict(lines: Sequence[str], stream: TextIO | None = None) -> None:
     tell("\n".join(f"hpccomm: {line}" for line in lines), stream)
     if (logger := _logger(ERROR)) is not None:
         with contextlib.suppress(RuntimeError):  # no thread starts while Python exits
-            thread = threading.Thread(target=logger.error, args=("\n".join(lines),), daemon=True)
+            text = "\n".join(lines)
+            thread = threading.Thread(target=logger.error, args=(text,), name="hpccomm-logging", daemon=True)
             thread.start()
             thread.join(PATIENCE)
 
