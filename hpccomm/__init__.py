@@ -145,7 +145,7 @@ def __getattr__(name: str) -> Any:
     if name == "world" and is_initialized():
         return GroupMember.WORLD
     if name in RENAMED:
-        renamed.warn(f"hpccomm.{name}", name := RENAMED[name])
+        renamed.warn(f"{__name__}.{name}", name := RENAMED[name])
     if name in LATER:
         return _later(name)
     from .core.mpi4py_names import instead_of

@@ -32,7 +32,15 @@ NOT_FOR_WAITING |= {"Grid", "RemovableHandle"}
 # They wait for a key, or for the process that holds the store, until a time-out of their own: tests/store has them.
 STORES = {"FileStore", "HashStore", "PrefixStore", "Store", "TCPStore"}
 DOES_NOT_WAIT = {
-    *("block", "device_of", "get_backend", "get_backend_config", "get_global_rank", "get_group_rank", "get_local_rank"),
+    *(
+        "block_slice",
+        "device_of",
+        "get_backend",
+        "get_backend_config",
+        "get_global_rank",
+        "get_group_rank",
+        "get_local_rank",
+    ),
     *("get_local_size", "get_node_count", "get_node_local_rank", "get_node_rank", "get_process_group_ranks"),
     *("get_rank", "get_world_size", "is_available", "is_backend_available", "is_gloo_available", "is_initialized"),
     *("is_mpi_available", "is_nccl_available", "irecv", "isend", "peer_view", "recv_init", "register_backend"),

@@ -110,7 +110,7 @@ SEND, SEND_OBJECT = "hc.send(x, other, tag=tag)", "hc.send_object_list([x], othe
     [
         ("hc.recv(x, other, tag=tag)", SEND),
         ("hc.recv(x, tag=tag)", SEND),
-        ("hc.send(x, other, tag=9) if tag in heard else hc.recv(x, other, tag=tag)", SEND),
+        ("hc.send(x, other, tag=9) if tag > 1 and tag in heard else hc.recv(x, other, tag=tag)", SEND),
         ("hc.sendrecv(x, MPI.PROC_NULL, x, other, tag=tag)", SEND),
         ("hc.irecv(x, other, tag=tag).wait()", SEND),
         ("hc.wait_all([hc.irecv(x, other, tag=tag)])", SEND),
