@@ -125,7 +125,9 @@ def peer_number(group: Membership, name: str, argument: str, given: int, is_bloc
     peer = rank(group, f"{name}: {argument}", given)
     if is_blocking and peer == group.rank:
         hint = "; use async_op=True" if name.endswith("list") else f"; use i{name}, or sendrecv"
-        raise ValueError(f"{name}: {argument} is this rank itself: a blocking {name} would never end{hint}{on_rank()}")
+        raise ValueError(
+            f"{name}: {argument} is this rank itself, and a blocking {name} would never end{hint}{on_rank()}"
+        )
     return peer
 
 
