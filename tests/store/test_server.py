@@ -646,7 +646,7 @@ def test_who_waits_for_a_master_that_is_closed_is_told() -> None:
         with three_waiting(master.port, PATIENCE) as waiting, connected(master.port) as raw:
             master.close()
             for each in waiting:
-                with pytest.raises(hc.DistNetworkError, match="is gone"):
+                with pytest.raises(hc.DistNetworkError, match="has the process that holds it ended"):
                     each.result(PATIENCE)
             assert rest(raw) == b""
         with pytest.raises(hc.DistStoreError, match="has been closed"):
