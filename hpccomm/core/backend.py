@@ -80,16 +80,21 @@ class GPUFastPath:
     """
 
     dispatcher: Any
+    is_open = False
 
     def attach(self, dispatcher: Any) -> None:
         """Set the group's dispatcher, which counts the operations."""
         self.dispatcher = dispatcher
+
+    def open(self, connection: Any, device: str) -> None:
+        """Accept the arrays of `device` from now on, if it can."""
 
     def _not_done(self, *_: Any) -> Any:
         return False
 
     # each takes the arguments of the method of Backend
     broadcast = all_reduce = reduce = all_gather_single = reduce_scatter_single = send = recv = sendrecv = _not_done
+    all_reduce_coalesced = _not_done
 
 
 class Backend(GeneratedBackend):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib.resources
 import math
@@ -105,6 +106,19 @@ class Runtime:
 
     def addresses_for_c(self) -> tuple[int, int]:
         return driver.addresses_for_c()
+
+    def functions_for_c(self) -> dict[str, int]:
+        try:
+            return {**driver.functions_for_c(), "current_stream": _address_of_current_stream()}
+        except (OSError, AttributeError, ImportError, KeyError, ValueError):  # of another CuPy, or of AMD's
+            return {}
+
+    def copy_kernels(self, device: int) -> list[int]:
+        with cupy.cuda.Device(device):
+            return [_copies(device)[copies.Kernel(unit, copies.FEW)].kernel.ptr for unit in copies.UNITS]
+
+    def error(self, code: int) -> Exception:
+        return cuda.CUDARuntimeError(code)  # the driver's numbers are the runtime's
 
     def relax_captures(self) -> None:
         if status := driver.relax_captures():
@@ -268,6 +282,16 @@ def instances(ranks: int, rank: int) -> list[str]:
 
 def _instance(kernel: Kernel) -> str:
     return f"{kernel.name}<{KERNEL_TYPES[kernel.dtype]}, {kernel.ranks}, {kernel.rank}>"
+
+
+def _address_of_current_stream() -> int:
+    """Return the address of CuPy's C function for the current stream of this thread on a GPU."""
+    from cupy_backends.cuda import stream
+
+    capsule = stream.__pyx_capi__["get_stream_ptr"]
+    pointer = ctypes.pythonapi["PyCapsule_GetPointer"]  # a new object: no other code sets its types
+    pointer.argtypes, pointer.restype = (ctypes.py_object, ctypes.c_char_p), ctypes.c_void_p
+    return int(pointer(capsule, b"intptr_t (int)"))  # the name of a capsule is its function's type, which is checked
 
 
 @functools.lru_cache(maxsize=64)

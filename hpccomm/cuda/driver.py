@@ -36,6 +36,15 @@ def addresses_for_c() -> tuple[int, int]:
     return query, mode
 
 
+def functions_for_c() -> dict[str, int]:
+    """Return the addresses of the functions of `native/gpu_path.pxi`."""
+    names = (
+        "cuCtxGetCurrent", "cuEventRecord", "cuStreamWaitEvent", "cuEventQuery", "cuStreamIsCapturing", "cuStreamGetId",
+        "cuLaunchKernel",
+    )  # fmt: skip
+    return {name: ctypes.cast(library()[name], c_void_p).value or 0 for name in names}
+
+
 def relax_captures() -> int:
     """Let this thread call CUDA while other threads capture, without ending their captures; return an error code."""
     return library().cuThreadExchangeStreamCaptureMode(c_int(CAPTURE_MODE_RELAXED))  # type: ignore[no-any-return]

@@ -83,6 +83,15 @@ class Runtime(Protocol):
     def addresses_for_c(self) -> tuple[int, int]:
         """Return the addresses of cuEventQuery and cuThreadExchangeStreamCaptureMode for calls from C, or 0 and 0."""
 
+    def functions_for_c(self) -> dict[str, int]:
+        """Return the addresses of CUDA's and CuPy's functions for `native/gpu_path.pxi`; those that there are."""
+
+    def copy_kernels(self, device: int) -> list[int]:
+        """Return the CUfunctions of ``copies.cu`` for few axes, by unit; of units that C may not use, 0."""
+
+    def error(self, code: int) -> Exception:
+        """Return the exception for an error code of one of these functions."""
+
     def relax_captures(self) -> None:
         """Let this thread query events while other threads capture (cudaThreadExchangeStreamCaptureMode)."""
 
@@ -208,6 +217,9 @@ class Communicator(Protocol):
     def handle(self) -> int:
         """The address of the ncclComm_t."""
 
+    def finish(self, code: int) -> None:
+        """Wait for the end of the call that has returned `code`; raise its error."""
+
     def configured(self, settings: Mapping[str, Any]) -> Communicator:
         """Return this communicator with an ncclCollConfig_t for its collectives (ncclAllReduceConfig); since 2.31."""
 
@@ -250,6 +262,12 @@ class NCCL(Protocol):
 
     def free(self, memory: int) -> None:
         """Free memory from `allocate` (ncclMemFree)."""
+
+    def functions_for_c(self) -> dict[str, int]:
+        """Return the addresses of the library's functions by their names."""
+
+    def error(self, code: int) -> Exception:
+        """Return the exception for a result code of one of these functions."""
 
     def explain(self, error: Exception) -> str | None:
         """Return the text of an NCCL error, with that of its last error; None for any other error."""

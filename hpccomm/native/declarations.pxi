@@ -29,6 +29,10 @@ cdef extern from "time.h" nogil:
 
 cdef extern from "Python.h":
     bint PyList_CheckExact(object)
+    Py_ssize_t PyLong_AsSsize_t(object number) except? -1
+    void* PyLong_AsVoidPtr(object number) except? NULL
+    PyObject* PyDict_GetItem(object of, object key)
+    int PyErr_CheckSignals() except -1
     const char* PyUnicode_AsUTF8(object text) except NULL
     unsigned long PyThread_get_thread_ident() nogil
 

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..core.backend import Backend, Pieces
+from ..core.backend import Backend, GPUFastPath, Pieces
 from ..core.options import BackendOptions
 from ..core.persistent_work import PersistentWork
 from ..core.reduce_op import ReduceOp
@@ -25,9 +25,9 @@ from ..cuda import seam
 from ..cuda.packing import gpu_of
 from ..cuda.time_limit import TimeLimit
 from ..errors import DistBackendError, DistError, DistTimeoutError, UnsupportedOperationError, on_rank
+from ..native import fastpath
 from .bootstrap import Unavailable, all_or_none, connect
 from .connection import Connection
-from .fast_path import NCCLFastPath
 from .intra_node import IntraNode
 from .persistent import NCCLPersistentWork
 from .plan import Plan
@@ -50,12 +50,12 @@ class NCCLBackend(Backend):
         self._options = options
         self._mpi = options.comm
         self._runtime = seam.runtime()
-        self._nccl = seam.nccl()
+        self.nccl = seam.nccl()
         self._connection: Connection | None = None
         self._intra_node: IntraNode | None = None
         self._symmetric: SymmetricArrays | None = None
         self._meeting: Any = None  # an MPI.Request
-        self.gpu_fast_path = self._fast_path = NCCLFastPath(self)
+        self.gpu_fast_path = self._fast_path = fast_path_of(self)
 
     # -- the connection --------------------------------------------------------------------------
 
@@ -74,7 +74,7 @@ class NCCLBackend(Backend):
             self._meeting = self._meeting or self._mpi.Ibarrier()  # may be left from a call that timed out
             time_limit.wait_while(lambda: not self._meeting.Test())
             self._meeting = None
-        comm, device = connect(self._nccl, self._runtime, self._options, device, time_limit)
+        comm, device = connect(self.nccl, self._runtime, self._options, device, time_limit)
         return self._connected(comm, device, time_limit)
 
     def _time_limit(self) -> TimeLimit | None:
@@ -89,7 +89,7 @@ class NCCLBackend(Backend):
             by_host = settings.intra_node == "host"
             with seam.on_device(self._runtime, device):
                 self._intra_node = IntraNode(self._runtime, self._mpi, device, self._connection.stream, by_host)
-        else:
+        elif not settings.blocking_wait:
             self._fast_path.open(self._connection, self._options.device)
         return self._connection
 
@@ -105,11 +105,11 @@ class NCCLBackend(Backend):
             comm = connection.split(-1 if options is None else color, key, time_limit)
             if isinstance(comm, Unavailable) and options is not None and options.size == 1:  # it shares no GPU
                 with seam.on_device(self._runtime, connection.device):
-                    return self._nccl.connect(1, self._nccl.unique_id(), 0, time_limit)
+                    return self.nccl.connect(1, self.nccl.unique_id(), 0, time_limit)
             return comm
 
         own = self._time_limit()  # all ranks have a limit, or none has
-        comm = all_or_none(self._nccl, self._mpi, self._options.ranks, made, own and (time_limit or own))
+        comm = all_or_none(self.nccl, self._mpi, self._options.ranks, made, own and (time_limit or own))
         if comm is not None and new is not None:
             new._connected(comm, connection.device, time_limit)
         return new
@@ -188,7 +188,7 @@ class NCCLBackend(Backend):
         plan = self._plan(async_op, output, array)
         (sent,) = plan.unaliased([array], [output])
         buffer = plan.recv_buffer(output)
-        if output_counts is None and self._nccl.has_all_to_all:
+        if output_counts is None and self.nccl.has_all_to_all:
             plan.all_to_all(sent, buffer, self.size)
         else:
             equal = [output.size // self.size] * self.size
@@ -336,18 +336,18 @@ class NCCLBackend(Backend):
 
     @contextmanager
     def nccl_config(self, settings: Mapping[str, Any]) -> Iterator[None]:
-        connection = self._present("nccl_config")
-        plain = connection.comm
-        connection.comm = plain.configured(settings)
+        connection, fast_path = self._present("nccl_config"), self._fast_path
+        plain, is_open = connection.comm, fast_path.is_open
+        connection.comm, fast_path.is_open = plain.configured(settings), False
         try:
             yield
         finally:
-            connection.comm = plain
+            connection.comm, fast_path.is_open = plain, is_open
 
     def empty_symmetric(self, shape: tuple[int, ...], dtype: Any) -> Any:
         connection = self._connection or self._connect()
         if self._symmetric is None:
-            self._symmetric = SymmetricArrays(self._nccl, self._mpi, connection)
+            self._symmetric = SymmetricArrays(self.nccl, self._mpi, connection)
         return self._symmetric.empty(shape, dtype)
 
     def close(self) -> None:
@@ -365,7 +365,7 @@ class NCCLBackend(Backend):
     def translate_error(self, operation: str, error: Exception) -> Exception:
         if isinstance(error, DistTimeoutError):
             return DistTimeoutError(f"{operation}: {error}")
-        text = self._nccl.explain(error) or self._runtime.explain(error)
+        text = self.nccl.explain(error) or self._runtime.explain(error)
         return error if text is None else DistBackendError(f"NCCL reports {text}{on_rank()}", operation)
 
     def _present(self, wanted: str) -> Connection:
@@ -408,6 +408,15 @@ class NCCLBackend(Backend):
         if not async_op and monotonic() >= connection.last.due:
             connection.last.mark(dispatcher, plan.message or dispatcher.recent[-1][1], arrays)
         return work
+
+
+def fast_path_of(backend: NCCLBackend) -> Any:
+    """Return the compiled fast path; without the extension, one that does nothing."""
+    if fastpath is None:
+        return GPUFastPath()
+    from .fast_path import NCCLFastPath
+
+    return NCCLFastPath(backend)
 
 
 class Planner(NCCLBackend):

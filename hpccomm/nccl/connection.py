@@ -19,8 +19,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
+from .. import native
 from ..core.timeouts import keeps_time
 from ..core.work import Work
 from ..cuda.seam import Communicator, Runtime, on_device
@@ -32,13 +33,24 @@ from .last_operation import LastOperation
 from .plan import ISSUING, Plan, refuse_capture
 
 T = TypeVar("T")
-DEFAULT_STREAM = 0  # of the current GPU
+NO_STREAM, DEFAULT_STREAM = -1, 0  # the latter: of the current GPU
 LONGEST_ABORT = 5.0  # seconds
 # The GPUs with loaded kernels for unpacking. CUDA loads a kernel at its first launch, and may wait there until the GPU
 # is idle (its programming guide, "Lazy Loading"): behind a receive the host would block, while the sender waits for
 # this rank.
 HAVE_KERNELS: set[int] = set()
 ABANDONED: list[Any] = []  # arrays that NCCL may still use, because it could not be aborted
+
+
+class Issuing:
+    """The order of a communicator's operations; without the compiled extension, whose class has the same attributes."""
+
+    def __init__(self) -> None:
+        self.last_own = NO_STREAM  # of the last operation that was on the communicator's stream or the default one
+        self.last = NO_STREAM  # of the last operation, which has waited for `last_own`; or one that has waited since
+        self.newest = 0  # the event after the newest operation on the communicator's stream
+        self.has_failed = False
+        self.calling = threading.RLock()  # held during each call of the communicator
 
 
 class Connection:
@@ -53,18 +65,16 @@ class Connection:
         self.stream = runtime.create_stream(device)
         self.failure: DistBackendError | None = None
         self.ended_by: DistBackendError | None = None  # the failure, once operations in flight have ended with it
-        self._why_ended = partial(getattr, self, "ended_by")  # no Python function: each Work calls it in every poll
+        self.why_ended = partial(getattr, self, "ended_by")  # no Python function: each Work calls it in every poll
         self._lock = threading.Lock()
-        self._calling = threading.RLock()  # held during each call of the communicator
         self._is_being_destroyed = False
-        self._wait_blocks = wait_blocks
-        self._last_own: int | None = None  # the stream of the last operation that was on `stream` or the default one
-        self._last: int | None = None  # the stream of the last operation, which has waited for `_last_own`
-        self.last = LastOperation(runtime, device, self._why_ended)
+        self.wait_blocks = wait_blocks
+        self.issuing: Any = Issuing() if native.fastpath is None else native.fastpath.Issuing(ISSUING)
+        self.last = LastOperation(runtime, device, self.why_ended)
         self._called_on: int | None = None  # the current stream at the last call
-        self._order = runtime.create_event(device)
-        self._events: list[int] = []  # free for reuse
-        self._in_flight: dict[int, Any] = {}  # plan and arrays, by the event after which they may be freed
+        self.order = runtime.create_event(device)
+        self.events: list[int] = []  # free for reuse
+        self.in_flight: dict[int, Any] = {}  # plan and arrays, by the event after which they may be freed
         self._batch: list[tuple[Plan, Any, CudaWork]] | None = None
         self._windows: list[int] = []
         if time_limit is not None:
@@ -119,33 +129,23 @@ class Connection:
         if self._batch is None:
             if stream != current:
                 self._follow(stream, current)
-            if self._last_own not in (None, current, stream) and self._last != stream:
+            issuing, last_own = self.issuing, self.issuing.last_own
+            if last_own not in (NO_STREAM, current, stream) and issuing.last != stream:
                 if stream != DEFAULT_STREAM and self.runtime.is_capturing(stream):
                     return stream  # a graph can't wait for work outside of it; NCCL keeps the order
-                self._follow(stream, self._last_own)
+                if last_own == self.stream and issuing.newest:
+                    self.runtime.wait(stream, issuing.newest)
+                else:
+                    self._follow(stream, last_own)
             if async_op or stream == DEFAULT_STREAM:
-                self._last_own = stream
-            self._last = stream
+                issuing.last_own = stream
+            issuing.last = stream
         return stream
 
     def _follow(self, stream: int, earlier: int) -> None:
         """Make a stream wait for the work that is on another stream now."""
-        self.runtime.record(self._order, earlier)
-        self.runtime.wait(stream, self._order)
-
-    def call(self, function: Callable[..., None], arguments: tuple[int, ...]) -> bool:
-        """Call a function of NCCL on the current stream; return False if this takes a plan."""
-        if self.failure is not None or self._wait_blocks or self.runtime.current_device() != self.device:
-            return False
-        self._issue(function, (*arguments, self._ordered_stream(self.runtime.current_stream(self.device), False)))
-        return True
-
-    def begin(self, function: Callable[..., None], arguments: tuple[int, ...], arrays: Any) -> Work | None:
-        """Call a function of NCCL on the connection's stream, and return its Work; None if this takes a plan."""
-        if self.failure is not None or self._batch is not None or self.runtime.current_device() != self.device:
-            return None
-        self._issue(function, (*arguments, self._next_stream(async_op=True)))
-        return self._work(self._end_event(None, arrays))
+        self.runtime.record(self.order, earlier)
+        self.runtime.wait(stream, self.order)
 
     def end(self, plan: Plan, async_op: bool, arrays: Any) -> Work | None:
         """Run a plan."""
@@ -167,51 +167,53 @@ class Connection:
             self._batch.append((plan, arrays, work))
             return work
         plan.unpack(stream)
-        if self._wait_blocks and not self.runtime.is_capturing(stream):
+        if self.wait_blocks and not self.runtime.is_capturing(stream):
             self.wait_for(stream)
         return None
 
     def _issue(self, function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
         """Call a function that calls NCCL, while no other thread does."""
-        with ISSUING, self._calling:
+        with ISSUING, self.issuing.calling:
             if self.failure is not None:  # the communicator is gone
                 raise self.failure
             try:
                 return function(*arguments)
             except DistTimeoutError as error:
-                self._fail_in_call(error)
+                self.give_up_call(error)
+                raise
 
     def _work(self, event: int = 0) -> CudaWork:
         work = CudaWork(
-            self.runtime, self.device, self._release, self._why_ended, self._wait_blocks, event, self._in_flight
+            self.runtime, self.device, self._release, self.why_ended, self.wait_blocks, event, self.in_flight
         )
         work.called_on = self._called_on
         return work
 
     @keeps_time  # ncclCommAbort may take a second, beyond the time limit
-    def _fail_in_call(self, error: DistTimeoutError) -> NoReturn:
+    def give_up_call(self, error: DistTimeoutError) -> None:
         """Give up the communicator: it can't take another call during an unfinished one."""
         self.fail(f"no end of a call: {error}")
-        raise error
 
     def _end_event(self, plan: Plan | None, arrays: Any, stream: int | None = None) -> int:
         """Record and return an event after an operation, on `stream` or the connection's; keep its arrays until it."""
         if plan is not None:
             plan.unpack(self.stream)
-        event = self._events.pop() if self._events else self.runtime.create_event(self.device)
+        event = self.events.pop() if self.events else self.runtime.create_event(self.device)
         self.runtime.record(event, self.stream if stream is None else stream)
-        self._in_flight[event] = plan, arrays
+        if stream is None:
+            self.issuing.newest = event
+        self.in_flight[event] = plan, arrays
         return event
 
     def _release(self, event: int) -> None:
         """Release an event and the arrays in flight until it; a second call does nothing."""
-        if self._in_flight.pop(event, None) is not None:
-            self._events.append(event)
+        if self.in_flight.pop(event, None) is not None:
+            self.events.append(event)
 
     @contextmanager
     def batch(self) -> Iterator[None]:
         """Launch the asynchronous operations of the block as one NCCL group, after one call of `plan`."""
-        with ISSUING, self._calling:
+        with ISSUING, self.issuing.calling:
             self._issue(self.comm.group_start, ())
             self._batch = []
             try:
@@ -221,7 +223,8 @@ class Connection:
                 try:
                     self.comm.group_end()
                 except DistTimeoutError as error:
-                    self._fail_in_call(error)
+                    self.give_up_call(error)
+                    raise
                 finally:
                     for each, arrays, work in launched:  # before the end of the group, nothing is on the stream
                         work.launched(self._end_event(each, arrays))
@@ -254,12 +257,12 @@ class Connection:
 
         ncclCommGetAsyncError may complete a call of a non-blocking communicator, and only one thread may do that.
         """
-        if not self._calling.acquire(blocking=False):
+        if not self.issuing.calling.acquire(blocking=False):
             return None
         try:
             return None if self.failure is not None else self.comm.async_error()  # it may have been aborted
         finally:
-            self._calling.release()
+            self.issuing.calling.release()
 
     def fail(self, reason: str) -> None:
         """Set the NCCL error, and abort the operations in flight, which would never complete."""
@@ -268,21 +271,22 @@ class Connection:
                 f"NCCL reports {reason}; the group's operations on GPU arrays have been ended, and it takes no more"
                 f"{on_rank()}"
             )
+            self.issuing.has_failed = True
             may_abort = not self._is_being_destroyed
         if may_abort and not self._has_aborted():
-            ABANDONED.append(dict(self._in_flight))  # NCCL may still write to them
+            ABANDONED.append(dict(self.in_flight))  # NCCL may still write to them
         self.ended_by = self.failure  # Works end with it
 
     def _has_aborted(self) -> bool:
         """Abort the communicator; return False if a thread is stuck in NCCL, so that nothing may be freed."""
-        if not self._calling.acquire(timeout=LONGEST_ABORT):
+        if not self.issuing.calling.acquire(timeout=LONGEST_ABORT):
             return False
         try:
             return within(LONGEST_ABORT, self._abort_communicator)
         except Exception:  # of CUDA: the state of operations in flight is unknown
             return False
         finally:
-            self._calling.release()
+            self.issuing.calling.release()
 
     def _abort_communicator(self) -> None:
         self.runtime.use_device(self.device)  # in this thread: otherwise NCCL would use GPU 0
@@ -306,7 +310,7 @@ class Connection:
             )
         self.last.close()
         with on_device(self.runtime, self.device):
-            for event in (self._order, *self._events):
+            for event in (self.order, *self.events):
                 self.runtime.destroy_event(event)
             self.runtime.destroy_stream(self.stream)
 

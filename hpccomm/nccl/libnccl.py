@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from functools import partial
 from typing import Any
@@ -164,6 +164,10 @@ class Library:
             raise DistBackendError(f"this version of NCCL does not have {name}; install a newer one{on_rank()}")
         return self._functions[name]
 
+    def items(self) -> Iterable[tuple[str, Any]]:
+        """Return the names and the functions that this version has."""
+        return self._functions.items()
+
     def last_error(self) -> str:
         """Return the text of the last error in this process (the function's argument is unused)."""
         return (self._last_error(None) or b"").decode(errors="replace").strip()
@@ -224,6 +228,12 @@ class NCCL:
 
     def free(self, memory: int) -> None:
         check(self.library["ncclMemFree"](memory))
+
+    def functions_for_c(self) -> dict[str, int]:
+        return {name: ctypes.cast(function, c_void_p).value or 0 for name, function in self.library.items()}
+
+    def error(self, code: int) -> Exception:
+        return NCCLError(code)
 
     def blocking(self, comm: c_void_p) -> Communicator:
         """Return a Communicator for an existing blocking communicator."""

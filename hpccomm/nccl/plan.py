@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from .. import native
 from ..cuda.packing import Packing
 from ..cuda.seam import Communicator, Runtime
 from ..errors import DistBackendError, on_rank
@@ -16,7 +17,7 @@ from .types import Reduction, moved
 
 CALLS_PER_GROUP = 1024  # NCCL takes 2048 (its user guide, "Group Calls"), which one step may use up
 # NCCL forbids two threads to issue operations on one GPU at once, for any communicators (user guide, "Thread Safety").
-ISSUING = threading.RLock()
+ISSUING = threading.RLock() if native.fastpath is None else native.fastpath.Lock()
 
 Call = tuple[Callable[..., None], tuple[Any, ...]]  # a function, and its arguments except the last, the stream
 

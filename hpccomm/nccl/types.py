@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,7 +42,7 @@ class Reduction(NamedTuple):
         return array.size * self.width, self.datatype, self.op
 
 
-# Results of `moved` and `reduced`: NumPy takes microseconds to name a dtype. The fast path reads them.
+# Results of `moved` and `reduced`: NumPy takes microseconds to name a dtype.
 known_moves: dict[Any, tuple[int, int]] = {}
 known_reductions: dict[tuple[Any, ReduceOp], Reduction] = {}
 
@@ -65,11 +66,8 @@ def reduced(operation: str, dtype: Any, op: ReduceOp) -> Reduction:
             f"{operation}: NCCL moves {dtype} arrays, but can't reduce them; convert to int32 or a floating-point "
             f"dtype, or let MPI reduce them: init_process_group('cpu:mpi,cuda:mpi'){on_rank()}"
         )
-    if op.factor is not None:
-        nccl_op: int | None = SUM  # of arrays that have been multiplied
-    else:
-        nccl_op = (_BOOL_OPS if dtype.kind == "b" else _OPS).get(op)
-    if nccl_op is None or (dtype.kind == "c" and nccl_op not in (SUM, AVG)):
+    nccl_op = SUM if op.factor is not None else number_of_op(dtype, op)  # SUM of arrays that have been multiplied
+    if nccl_op is None:
         raise UnsupportedOperationError(
             f"NCCL has no {op!r} for {dtype} arrays; MPI has: init_process_group('cpu:mpi,cuda:mpi'){on_rank()}",
             operation,
@@ -79,6 +77,25 @@ def reduced(operation: str, dtype: Any, op: ReduceOp) -> Reduction:
     if op.factor is None and is_accepted:  # there may be as many factors as calls
         known_reductions[dtype, op] = made
     return made
+
+
+def number_of_op(dtype: Any, op: ReduceOp) -> int | None:
+    """Return NCCL's operation for an op without a factor; None if it has none for arrays of `dtype`."""
+    number = (_BOOL_OPS if dtype.kind == "b" else _OPS).get(op)
+    return None if dtype.kind == "c" and number not in (SUM, AVG) else number
+
+
+def rows() -> dict[Any, tuple[int, int, dict[ReduceOp, int]]]:
+    """Return NCCL's datatype, the number of its elements in one of the dtype, and its operations, for each dtype."""
+    ml_dtypes = sys.modules.get("ml_dtypes")
+    dtypes = [*_REDUCED, *([] if ml_dtypes is None else [np.dtype(ml_dtypes.bfloat16)])]
+    found = {}
+    for dtype in dtypes:
+        kind = "f" if dtype.kind == "V" else dtype.kind
+        numbers = {op: number_of_op(dtype, op) for op in {**_OPS, **_BOOL_OPS} if kind in op.kinds}
+        ops = {op: number for op, number in numbers.items() if number is not None}
+        found[dtype] = *moved(dtype), ops
+    return found
 
 
 def _reduced_type(dtype: Any) -> tuple[int, int] | None:

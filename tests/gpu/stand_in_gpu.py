@@ -39,6 +39,7 @@ from hpccomm.cuda import copies
 from hpccomm.cuda.seam import Kernel
 from hpccomm.nccl.intra_node import MAX_RANKS
 
+from . import stand_in_calls
 from .device_memory import DeviceMemory, HostMemory, NotOfTheGPU
 from .gpus import extent
 from .kernels import build
@@ -629,6 +630,15 @@ class Runtime:
 
     def addresses_for_c(self) -> tuple[int, int]:
         return 0, 0
+
+    def functions_for_c(self) -> dict[str, int]:
+        return stand_in_calls.cuda(self)
+
+    def copy_kernels(self, device: int) -> list[int]:
+        return [*copies.UNITS]
+
+    def error(self, code: int) -> Exception:
+        return stand_in_calls.raised()
 
     def relax_captures(self) -> None:
         MACHINE.relaxed.is_set = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from mpi4py import MPI
 from hpccomm.cuda.time_limit import TimeLimit
 from hpccomm.errors import DistBackendError
 
+from . import stand_in_calls
 from .stand_in_gpu import (
     IS_NUMPY,
     MACHINE,
@@ -94,6 +96,12 @@ class NCCL:
         MACHINE.host_uses("the freeing of memory", writes=((memory, end),))()
         MACHINE._freed.add(memory, end, freed)
 
+    def functions_for_c(self) -> dict[str, int]:
+        return stand_in_calls.nccl(HANDLES.__getitem__, group_start, group_end)
+
+    def error(self, code: int) -> Exception:
+        return stand_in_calls.raised()
+
     def explain(self, error: Exception) -> str | None:
         return str(error) if isinstance(error, NCCLError) else None
 
@@ -126,6 +134,9 @@ def _meeting(function: str, arguments: tuple[int, ...]) -> tuple[str, int]:
     if function == "_all_reduce" and arguments[2] * TYPES[arguments[3]].itemsize <= TREE_BYTES:
         return "trees", 0
     return "rings", 0
+
+
+HANDLES: weakref.WeakValueDictionary[int, Communicator] = weakref.WeakValueDictionary()
 
 
 class Configured:
@@ -362,7 +373,11 @@ class Communicator:
 
     @property
     def handle(self) -> int:
+        HANDLES[id(self)] = self
         return id(self)
+
+    def finish(self, code: int) -> None:
+        raise AssertionError(f"the stand-in's functions for C return at the end of a call, and no {code}")
 
     def register_window(self, memory: int, nbytes: int) -> int:
         made: list[int] = []

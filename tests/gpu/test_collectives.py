@@ -222,8 +222,8 @@ def test_very_many_calls_are_several_groups(
     machine: Any, process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert 2 * plan.CALLS_PER_GROUP <= MOST_CALLS  # a step may be as long as that
-    monkeypatch.setattr(plan, "CALLS_PER_GROUP", 16)
-    arrays = [gpus.array(np.ones(1)) for _ in range(40)]
+    monkeypatch.setattr(plan, "CALLS_PER_GROUP", 32)
+    arrays = [gpus.array(np.ones(1)) for _ in range(80)]  # more than the fast path takes
     hc.all_reduce_coalesced(arrays)
     assert machine.calls.count("group_start") == machine.calls.count("group_end") == 3
     assert all(gpus.values(array)[0] == process_group.size for array in arrays)

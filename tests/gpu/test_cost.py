@@ -15,7 +15,7 @@ from hpccomm.cuda import seam
 
 from . import gpus
 
-LOOK_UPS = ["current_device", "current_stream"]
+LOOK_UPS = ["current_stream", "current_device"]
 FOLLOW = ["record", "wait"]  # a stream waits for another
 Calls = list[str]
 
@@ -32,6 +32,7 @@ def array(process_group: hc.ProcessGroup, machine: Any) -> Any:
     assert second.is_completed()
     for _ in range(2):
         hc.all_reduce(made)
+    process_group.dispatcher.reap()
     return made
 
 
@@ -96,10 +97,19 @@ def test_an_asynchronous_operation_follows_the_current_stream_and_marks_its_end(
 
 
 def test_a_blocking_operation_after_an_asynchronous_one_follows_it_once(array: Any, calls: Calls) -> None:
-    hc.all_reduce(array, async_op=True).wait()
+    work = hc.all_reduce(array, async_op=True)
     taken(calls)
     hc.all_reduce(array)
-    assert taken(calls) == [*LOOK_UPS, *FOLLOW, "all_reduce"]
+    assert taken(calls) == [*LOOK_UPS, "wait", "all_reduce"]
+    for _ in range(2):
+        hc.all_reduce(array)
+        assert taken(calls) == [*LOOK_UPS, "all_reduce"]
+    work.wait()
+
+
+def test_a_stream_that_waits_for_an_asynchronous_operation_has_followed_it(array: Any, calls: Calls) -> None:
+    hc.all_reduce(array, async_op=True).wait()
+    taken(calls)
     hc.all_reduce(array)
     assert taken(calls) == [*LOOK_UPS, "all_reduce"]
 
@@ -114,11 +124,13 @@ def test_asynchronous_operations_one_after_the_other_follow_the_current_stream_o
     second.wait()
 
 
-def test_ten_coalesced_arrays_are_one_group(array: Any, calls: Calls) -> None:
+def test_ten_coalesced_arrays_are_one_group(array: Any, calls: Calls, machine: Any) -> None:
     arrays = [gpus.array(np.ones(3)) for _ in range(10)]
-    taken(calls)
+    for each in (calls, machine.calls):
+        each.clear()
     hc.all_reduce_coalesced(arrays)
-    assert taken(calls) == [*LOOK_UPS, "group_start", *["all_reduce"] * 10, "group_end"]
+    assert taken(calls) == [*LOOK_UPS, *["all_reduce"] * 10]
+    assert machine.calls == ["group_start", *["all_reduce"] * 10, "group_end"]
 
 
 @contextlib.contextmanager

@@ -22,7 +22,9 @@ def dog(monkeypatch: pytest.MonkeyPatch, process_group: hc.ProcessGroup) -> None
     hc.all_reduce(gpus.array(np.ones(1)))
     monkeypatch.setattr(watchdog, "_gpu_is_busy", lambda work: not work.poll())
     monkeypatch.setattr(last_operation.LastOperation, "due", 0.0)
-    process_group.dispatcher.backends["cuda"].last_on_gpu.due = 0.0  # another test may have set it far ahead
+    backend = process_group.dispatcher.backends["cuda"]
+    monkeypatch.setattr(backend.last_on_gpu, "due", 0.0)  # another test may have set it far ahead
+    monkeypatch.setattr(backend.gpu_fast_path, "period", 0, raising=False)
     monkeypatch.setattr(last_operation, "PERIOD", 0.0)
 
 

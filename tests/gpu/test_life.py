@@ -333,8 +333,8 @@ def test_what_is_done_is_let_go(blocking_wait: bool, monkeypatch: pytest.MonkeyP
             gpus.values(array)  # the host waits
         hc.all_reduce(array, async_op=True).synchronize()
         nccl = group.dispatcher.backends["cuda"]._connection
-        assert len(nccl._in_flight) <= 1  # what a wait has only put on a stream
-        assert len(nccl._events) <= 4  # of 13 operations: three were in flight at once, and one has ended meanwhile
+        assert not any(nccl.in_flight.values())  # no arrays: a wait has only put the end of some on a stream
+        assert len(nccl.in_flight) + len(nccl.events) <= 4  # of 13 operations
         gpus.values(array)
 
 
@@ -443,7 +443,7 @@ def test_no_thread_is_inside_nccl_when_it_is_aborted(machine: Any) -> None:
         hc.all_reduce(gpus.array(np.ones(4)))
         nccl = group.dispatcher.backends["cuda"]._connection
         machine.calls.clear()
-        with nccl._calling:  # as this thread has it while it calls NCCL
+        with nccl.issuing.calling:  # as this thread has it while it calls NCCL
             failing = threading.Thread(target=nccl.fail, args=("ncclRemoteError (6)",))
             failing.start()
             failing.join(0.2)
@@ -471,13 +471,13 @@ def test_no_call_is_made_on_an_aborted_communicator(machine: Any, monkeypatch: p
         array = gpus.array(np.ones(4), layout)
         hc.all_reduce(array)
         nccl = group.dispatcher.backends["cuda"]._connection
-        ordered_stream = nccl._ordered_stream
+        current_stream = nccl.runtime.current_stream
 
-        def fails_meanwhile(current: int, async_op: bool) -> int:
+        def fails_meanwhile(device: int) -> int:
             nccl.fail("ncclRemoteError (6)")
-            return int(ordered_stream(current, async_op))
+            return int(current_stream(device))
 
-        monkeypatch.setattr(nccl, "_ordered_stream", fails_meanwhile)
+        monkeypatch.setattr(nccl.runtime, "current_stream", fails_meanwhile)
         machine.calls.clear()
         with pytest.raises(hc.DistBackendError, match="ncclRemoteError"):
             hc.all_reduce(array)

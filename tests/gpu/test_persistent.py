@@ -82,7 +82,7 @@ def test_a_cuda_graph_replays_it(
     array = gpus.array(np.zeros(6), LAYOUTS[layout])
     hc.all_reduce(array)
     connection = process_group.dispatcher.backends["cuda"]._connection
-    monkeypatch.setattr(connection, "_wait_blocks", blocking_wait)
+    monkeypatch.setattr(connection, "wait_blocks", blocking_wait)
     factor = 0.5 if op.factor else 1.0
     with hc.all_reduce_init(array, op) as reduction:
         with gpus.captured() as graph:

@@ -32,7 +32,7 @@ from hpccomm.cuda import copies, cupy_runtime, driver  # noqa: E402
 from hpccomm.cuda.seam import Kernel  # noqa: E402
 from hpccomm.nccl import libnccl  # noqa: E402
 
-from .. import gpus, stand_in  # noqa: E402
+from .. import gpus, stand_in, stand_in_calls  # noqa: E402
 from ..stand_in import MACHINE  # noqa: E402
 
 # -- NCCL --------------------------------------------------------------------------------------------
@@ -520,6 +520,17 @@ def copies_kernel(unit: int, axes: int, device: int) -> Callable[..., None]:
 
 class Runtime(cupy_runtime.Runtime):
     """cupy_runtime.Runtime, but for what CuPy's kernels do."""
+
+    def copy_kernels(self, device: int) -> list[int]:
+        return CUDA.copy_kernels(device)
+
+    def functions_for_c(self) -> dict[str, int]:
+        return stand_in_calls.cuda(CUDA)
+
+    def error(self, code: int) -> Exception:
+        raised = real.CUDARuntimeError(code)
+        raised.args = stand_in_calls.raised().args
+        return raised
 
     def load_copies(self, device: int, stream: int) -> None:
         super().load_copies(device, stream)

@@ -29,6 +29,11 @@ int ncclCommCount(void* comm, int* count) { (void)comm; *count = 1; return 0; }
 int ncclCommCuDevice(void* comm, int* device) { (void)comm; *device = 0; return 0; }
 int ncclCommUserRank(void* comm, int* rank) { (void)comm; *rank = 0; return 0; }
 
+/* As much of CUDA as compiled code calls. */
+ptrdiff_t current_stream(int device) { (void)device; return 1; }
+int cuCtxGetCurrent(void** context) { *context = &made; return 0; }
+int cuStreamIsCapturing(void* stream, int* answer) { (void)stream; *answer = 0; return 0; }
+
 /* The rest has nothing to hand back. In C a function may be called with arguments that it does not look at. */
 #define SUCCEEDS(name) int name() { return 0; }
 SUCCEEDS(ncclCommFinalize)
@@ -48,3 +53,8 @@ SUCCEEDS(ncclAllGather)
 SUCCEEDS(ncclAlltoAll)
 SUCCEEDS(ncclSend)
 SUCCEEDS(ncclRecv)
+SUCCEEDS(cuEventRecord)
+SUCCEEDS(cuStreamWaitEvent)
+SUCCEEDS(cuEventQuery)
+SUCCEEDS(cuStreamGetId)
+SUCCEEDS(cuLaunchKernel)

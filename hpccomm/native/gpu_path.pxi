@@ -1,0 +1,398 @@
+# The fast path of GPU arrays: operations that are one call of NCCL on the arrays themselves, or one group of calls.
+
+cdef class GPUPending  # in gpu_works.pxi
+
+
+cdef class Issuing:
+    """The state of one communicator that the fast path and the checked path share; see nccl/connection.py."""
+
+    cdef public intptr_t last_own, last
+    cdef public bint has_failed
+    cdef readonly Lock of_all, calling  # held during each call of any communicator, and of this one
+    cdef public uintptr_t newest  # the event after the newest operation on the communicator's own stream; 0: none
+
+    def __init__(self, Lock of_all):
+        self.last_own = self.last = NO_STREAM
+        self.of_all, self.calling = of_all, Lock()
+
+
+cdef struct Call:  # of a function of NCCL
+    int what
+    P sent
+    P received
+    size_t count
+    int datatype, op, peer
+
+
+cdef class GPUPath:
+    """The fast path of one group's communicator; its subclass in nccl/fast_path.py has the parts that may be slow."""
+
+    cdef Functions to
+    cdef P comm, context, order
+    cdef int device, rank, size
+    cdef intptr_t own  # the communicator's stream
+    cdef Issuing issuing
+    cdef str device_name
+    cdef public bint is_open
+    cdef readonly object dispatcher
+    cdef dict in_flight
+    cdef readonly dict kept
+    cdef readonly list events
+    cdef type work_class
+    cdef P[UNITS] kernels
+    cdef list memory  # temporary, of a current stream and of the communicator's
+    cdef uint64_t[2] memory_of
+    cdef Py_ssize_t[2] memory_bytes
+    cdef readonly int holding  # Works in flight for which arrays are kept
+    cdef public long long period  # nanoseconds between two calls of `mark`
+    cdef long long marked  # when it was last called
+    cdef object timeout
+
+    def connect(self, dict functions, uintptr_t comm, intptr_t own, uintptr_t order, int rank, int size, int device,
+                str device_name, Issuing issuing, list events, dict kept, type work_class, list kernels):
+        """Do operations from now on. `functions`: addresses by the names in FUNCTIONS; `own`: the communicator's stream;
+        `order`: an event; `events`: unused ones; `kept`: arrays by the event until which they are kept; `kernels`:
+        those of copies.cu for few axes, by unit.
+        """
+        for i, name in enumerate(FUNCTIONS):
+            (<P*>&self.to)[<int>i] = <P><uintptr_t>functions[name]
+        self.comm, self.own, self.order, self.rank, self.size = <P>comm, own, <P>order, rank, size
+        self.device, self.device_name, self.issuing = device, device_name, issuing
+        self.events, self.kept, self.work_class, self.memory = events, kept, work_class, [None, None]
+        for i, kernel in enumerate(kernels):
+            self.kernels[<int>i] = <P><uintptr_t>kernel
+        self.period = MARK_PERIOD
+        self.is_open = self.to.context(&self.context) == 0
+
+    def attach(self, dispatcher):
+        """Count operations and keep Works in flight in the group's dispatcher from now on."""
+        self.dispatcher, self.in_flight, self.timeout = dispatcher, dispatcher.in_flight, dispatcher.timeout
+
+    # -- operations; each returns True or a Work, or False if it has done nothing
+
+    def broadcast(self, array, root, bint async_op):
+        """Do a broadcast, or return False."""
+        cdef Seen x
+        cdef Packed packed
+        if not self.takes_any(array, &x, &packed) or not is_rank(root, self.size):
+            return False
+        packed.is_packed, packed.is_unpacked = root == self.rank, root != self.rank
+        cdef Call call = Call(BROADCAST, x.data, x.data, x.count * x.type.width, x.type.datatype, 0, root)
+        return self.do(&call, 1, async_op, BROADCAST, &x, NOBODY, root, array, array, None, &packed)
+
+    def all_reduce(self, array, op, bint async_op):
+        """Do an all_reduce, or return False."""
+        cdef Seen x
+        cdef Packed packed
+        cdef int place = gpu_op(op)
+        if place < 0 or not self.takes_any(array, &x, &packed) or x.type.ops[place] < 0:
+            return False
+        cdef Call call = Call(ALL_REDUCE, x.data, x.data, x.count * x.type.width, x.type.datatype, x.type.ops[place], 0)
+        return self.do(&call, 1, async_op, ALL_REDUCE, &x, place, NOBODY, array, array, None, &packed)
+
+    def reduce(self, array, root, op, bint async_op):
+        """Do a reduce, or return False."""
+        cdef Seen x
+        cdef Packed packed
+        cdef int place = gpu_op(op)
+        if place < 0 or not self.takes_any(array, &x, &packed) or x.type.ops[place] < 0 or not is_rank(root, self.size):
+            return False
+        packed.is_unpacked = root == self.rank
+        cdef Call call = Call(REDUCE, x.data, x.data, x.count * x.type.width, x.type.datatype, x.type.ops[place], root)
+        return self.do(&call, 1, async_op, REDUCE, &x, place, root, array, array, None, &packed)
+
+    def all_gather_single(self, output, array, bint async_op):
+        """Do an all_gather_single, or return False."""
+        cdef Seen x, y
+        if not self.takes(array, &x) or not self.takes(output, &y) or x.type != y.type or not are_seen_apart(&x, &y):
+            return False
+        if y.count != x.count * self.size:
+            return False
+        cdef Call call = Call(ALL_GATHER, x.data, y.data, x.count * x.type.width, x.type.datatype, 0, 0)
+        return self.do(&call, 1, async_op, ALL_GATHER, &y, NOBODY, NOBODY, output, (output, array))
+
+    def reduce_scatter_single(self, output, array, op, bint async_op):
+        """Do a reduce_scatter_single, or return False."""
+        cdef Seen x, y
+        cdef int place = gpu_op(op)
+        if not self.takes(array, &x) or not self.takes(output, &y) or x.type != y.type or not are_seen_apart(&x, &y):
+            return False
+        if place < 0 or x.type.ops[place] < 0 or x.count != y.count * self.size:
+            return False
+        cdef Call call = Call(REDUCE_SCATTER, x.data, y.data, y.count * x.type.width, x.type.datatype, x.type.ops[place], 0)
+        return self.do(&call, 1, async_op, REDUCE_SCATTER, &y, place, NOBODY, output, (output, array))
+
+    def send(self, array, dst, tag, bint async_op):
+        """Send a message, or return False."""
+        cdef Seen x
+        if not self.takes(array, &x) or not self.is_message(dst, tag):
+            return False
+        cdef Call call = Call(SEND, x.data, NULL, x.count * x.type.width, x.type.datatype, 0, dst)
+        return self.do(&call, 1, async_op, SEND, &x, NOBODY, dst, array, array)
+
+    def recv(self, array, src, tag, bint async_op):
+        """Receive a message, or return False."""
+        cdef Seen x
+        if not self.takes(array, &x) or not self.is_message(src, tag):
+            return False
+        cdef Call call = Call(RECV, NULL, x.data, x.count * x.type.width, x.type.datatype, 0, src)
+        return self.do(&call, 1, async_op, RECV, &x, NOBODY, src, array, array, src)
+
+    def sendrecv(self, array, dst, output, src, tag, recv_tag, bint async_op):
+        """Send a message and receive another, or return False."""
+        cdef Seen x, y
+        cdef Call[2] both
+        if not self.takes(array, &x) or not self.takes(output, &y) or not are_seen_apart(&x, &y):
+            return False
+        if not (is_rank(dst, self.size) and is_rank(src, self.size) and recv_tag is None and self.is_no_tag(tag)):
+            return False
+        both[0] = Call(SEND, x.data, NULL, x.count * x.type.width, x.type.datatype, 0, dst)
+        both[1] = Call(RECV, NULL, y.data, y.count * y.type.width, y.type.datatype, 0, src)
+        return self.do(both, 2, async_op, SENDRECV, &y, NOBODY, dst, output, (output, array), src)
+
+    def all_reduce_coalesced(self, arrays, op, bint async_op):
+        """Do an all_reduce of each array as one group of calls, or return False."""
+        cdef Call[MOST_CALLS] calls
+        cdef Seen x
+        cdef int n = 0, place = gpu_op(op)
+        cdef Py_ssize_t nbytes = 0
+        if place < 0 or type(arrays) is not list or not 0 < PyList_GET_SIZE(arrays) <= MOST_CALLS:
+            return False
+        for array in <list>arrays:
+            if not self.takes(array, &x) or x.type.ops[place] < 0:
+                return False
+            calls[n] = Call(ALL_REDUCE, x.data, x.data, x.count * x.type.width, x.type.datatype, x.type.ops[place], 0)
+            n, nbytes = n + 1, nbytes + x.nbytes
+        x.nbytes = nbytes
+        return self.do(calls, n, async_op, COALESCED, &x, place, NOBODY, arrays, list(arrays))
+
+    cdef inline bint takes(self, object array, Seen* x) except -1:
+        return self.is_open and sees(array, self.device_name, x) and x.is_plain and x.device == self.device
+
+    cdef inline bint takes_any(self, object array, Seen* x, Packed* packed) except -1:
+        """Take also an array with gaps, which is packed before and unpacked after the call."""
+        packed.kernel = NULL
+        if not self.is_open or not sees(array, self.device_name, x) or x.device != self.device:
+            return False
+        packed.is_packed = packed.is_unpacked = True
+        return x.is_plain or lays_out(array, x, self.kernels, packed)
+
+    cdef inline bint is_no_tag(self, object tag) noexcept:
+        return type(tag) is int and tag == 0  # NCCL's messages have none
+
+    cdef inline bint is_message(self, object peer, object tag) noexcept:
+        return is_rank(peer, self.size) and peer != self.rank and self.is_no_tag(tag)
+
+    # -- what all operations do
+
+    cdef object do(self, Call* calls, int n, bint async_op, int what, Seen* x, int place, int peer, object result,
+                   object arrays, object source=None, Packed* packed=NULL):
+        """Do an operation and count it, or return False. `arrays`: those that an asynchronous operation keeps."""
+        cdef P current = <P>self.to.current_stream(self.device), event = NULL
+        cdef P stream = <P>self.own if async_op else current
+        cdef long long number, entry = 0
+        cdef int code, is_captured = 0
+        cdef bint has_gaps = packed != NULL and packed.kernel != NULL
+        cdef object memory = None
+        if has_gaps:
+            if self.to.capturing(current, &is_captured) != 0 or is_captured:
+                return False
+            memory = self.temporary(stream, x.nbytes)
+            packed.pack.target = calls.sent = calls.received = <P>PyLong_AsVoidPtr(GET(memory_address, GET(array_data, memory)))
+        if async_op:
+            event = <P><uintptr_t>(self.events.pop() if self.events else self.new_event())
+        with nogil:
+            code = self.prepare(stream, current, async_op)
+            if code == 0 and has_gaps and packed.is_packed:
+                code = of_cuda(launch(&self.to, packed, False, stream))
+            if code == 0:
+                code = self.issue(calls, n, stream)
+        if code == LEFT:
+            if async_op:
+                self.events.append(<uintptr_t>event)
+            return False
+        try:
+            number = self.counted(what, x, place, peer, async_op, &entry)
+            if code == NCCL_IN_PROGRESS:
+                self.finish_call(code)
+                code = 0
+            if code == 0 and (async_op or has_gaps):
+                with nogil:
+                    if has_gaps and packed.is_unpacked:
+                        code = of_cuda(launch(&self.to, packed, True, stream))
+                    if code == 0 and async_op:
+                        code = of_cuda(self.to.record(event, stream))
+            if code:
+                raise self.cuda_error(code - CUDA_ERROR) if code >= CUDA_ERROR else self.nccl_error(code)
+        except Exception as error:
+            note_end(entry, True)
+            if async_op:
+                self.events.append(<uintptr_t>event)
+            raise self.failed(NAMES[what], number, async_op, error)
+        finally:
+            self.leave()
+        if async_op:
+            if has_gaps:
+                arrays = arrays, memory
+            return self.followed(event, current, what, x, peer, number, entry, result, arrays, source)
+        note_end(entry, False)
+        if now() - self.marked >= self.period:
+            self.marked = now()
+            self.mark(NAMES[what], result, peer if what >= SEND else None)
+        return True
+
+    cdef object temporary(self, P stream, Py_ssize_t nbytes):
+        """Return temporary memory, the same for all operations of a stream: they come one after the other."""
+        cdef uint64_t name = 0
+        cdef int of_own = <intptr_t>stream == self.own
+        if stream != NULL and self.to.stream_id(stream, &name) != 0:  # a new stream may have an old one's handle
+            name = 0
+        if nbytes > MOST_KEPT:
+            return self.allocate(nbytes, <intptr_t>stream)
+        if self.memory[of_own] is None or self.memory_of[of_own] != name or self.memory_bytes[of_own] < nbytes:
+            self.memory[of_own] = self.allocate(nbytes, <intptr_t>stream)
+            self.memory_of[of_own], self.memory_bytes[of_own] = name, nbytes
+        return self.memory[of_own]
+
+    cdef int prepare(self, P stream, P current, bint async_op) noexcept nogil:
+        """Take the locks, and make `stream` wait for earlier work; return LEFT, without the locks, if the checked path
+        has to do it: on another GPU, in a capture, after a failure, or while another thread calls NCCL.
+        """
+        cdef P context = NULL
+        cdef int is_captured = 0, code = 0
+        if self.to.context(&context) != 0 or context != self.context:
+            return LEFT
+        if async_op and (self.to.capturing(current, &is_captured) != 0 or is_captured):
+            return LEFT
+        if pthread_mutex_trylock(&self.issuing.of_all.mutex) != 0:
+            return LEFT
+        if pthread_mutex_trylock(&self.issuing.calling.mutex) != 0:
+            pthread_mutex_unlock(&self.issuing.of_all.mutex)
+            return LEFT
+        if self.issuing.has_failed:
+            self.leave()
+            return LEFT
+        if stream != current:
+            code = self.follow(stream, current)
+        cdef intptr_t before = self.issuing.last_own, own = <intptr_t>stream
+        if before != NO_STREAM and before != <intptr_t>current and before != own and self.issuing.last != own:
+            if own != DEFAULT_STREAM and (self.to.capturing(stream, &is_captured) != 0 or is_captured):
+                return code  # a graph can't wait for work outside of it; NCCL keeps the order
+            if before == self.own and self.issuing.newest != 0:
+                code = code or of_cuda(self.to.wait(stream, <P>self.issuing.newest, 0))
+            else:
+                code = code or self.follow(stream, <P>before)
+        if own == self.own or own == DEFAULT_STREAM:
+            self.issuing.last_own = own
+        self.issuing.last = own
+        return code
+
+    cdef int follow(self, P stream, P earlier) noexcept nogil:
+        """Make a stream wait for the work that is on another stream now."""
+        cdef int code = self.to.record(self.order, earlier)
+        return of_cuda(code or self.to.wait(stream, self.order, 0))
+
+    cdef int issue(self, Call* calls, int n, P stream) noexcept nogil:
+        """Make the calls of NCCL; return its result, NCCL_IN_PROGRESS only if that lasts."""
+        cdef int i, state, code = 0 if n == 1 else self.to.group_start()
+        cdef bint is_group = n > 1 and code == 0
+        for i in range(n):
+            if code == 0:
+                code = self.call(&calls[i], stream)
+                if is_group and code == NCCL_IN_PROGRESS:
+                    code = 0
+        if is_group:
+            i = self.to.group_end()
+            code = code or i
+        for i in range(LOOKS_AT_STATE):
+            if code != NCCL_IN_PROGRESS or self.to.state(self.comm, &state) != 0:
+                break
+            code = state
+        return code
+
+    cdef inline int call(self, Call* c, P stream) noexcept nogil:
+        if c.what == ALL_REDUCE:
+            return self.to.all_reduce(c.sent, c.received, c.count, c.datatype, c.op, self.comm, stream)
+        if c.what == BROADCAST:
+            return self.to.broadcast(c.sent, c.received, c.count, c.datatype, c.peer, self.comm, stream)
+        if c.what == REDUCE:
+            return self.to.reduce(c.sent, c.received, c.count, c.datatype, c.op, c.peer, self.comm, stream)
+        if c.what == ALL_GATHER:
+            return self.to.all_gather(c.sent, c.received, c.count, c.datatype, self.comm, stream)
+        if c.what == REDUCE_SCATTER:
+            return self.to.reduce_scatter(c.sent, c.received, c.count, c.datatype, c.op, self.comm, stream)
+        if c.what == SEND:
+            return self.to.send(c.sent, c.count, c.datatype, c.peer, self.comm, stream)
+        return self.to.recv(c.received, c.count, c.datatype, c.peer, self.comm, stream)
+
+    cdef inline void leave(self) noexcept nogil:
+        pthread_mutex_unlock(&self.issuing.calling.mutex)
+        pthread_mutex_unlock(&self.issuing.of_all.mutex)
+
+    cdef long long counted(self, int what, Seen* x, int place, int peer, bint is_async, long long* entry) except -1:
+        """Count an operation, note it in the ring, and return its number."""
+        cdef object dispatcher = self.dispatcher, path = dispatcher.fast_path
+        cdef long long number
+        if not isinstance(path, Path):  # the group has no compiled fast path for host arrays yet
+            if what >= SEND:
+                number = dispatcher.messages = dispatcher.messages + 1
+                if what != RECV:
+                    dispatcher.last_sent.append(("send", peer, 0))
+            else:
+                number = dispatcher.collectives = dispatcher.collectives + 1
+                dispatcher.recent.append((number, NAMES[what], <object>gpu_dtypes[x.type - &gpu_types[0]], x.nbytes))
+            return number
+        entry[0] = note(<Path>path, what, x.type.number, x.nbytes, NOBODY if place < 0 else gpu_op_notes[place], peer,
+                        0 if what >= SEND else NOBODY, is_async)
+        if what >= SEND:
+            (<Path>path).messages += 1
+            return (<Path>path).messages + (<Path>path).passed_messages
+        (<Path>path).count += 1
+        return (<Path>path).count + (<Path>path).passed_collectives
+
+    # -- Works
+
+    cdef GPUPending followed(self, P event, P current, int what, Seen* x, int peer, long long number, long long entry,
+                             object result, object arrays, object source):
+        """Return the Work of an operation that has begun, which the group keeps."""
+        cdef GPUPending work = <GPUPending>hc_new(self.work_class, NO_ARGUMENTS)
+        work.path, work._event, work.current, work.called_on = self, <uintptr_t>event, current, <intptr_t>current
+        work.name, work.number, work.entry, work.array, work.source = NAMES[what], number, entry, result, source
+        work.dtype, work.count = <object>gpu_dtypes[x.type - &gpu_types[0]], x.nbytes // x.type.itemsize
+        work.timeout = self.timeout
+        if what >= SEND:
+            work.peer, work.tag = peer, 0
+        work.holds = True
+        self.kept[work._event] = (None, arrays)
+        self.reap()
+        self.holding += 1
+        self.issuing.newest = work._event
+        self.in_flight[work] = None
+        return work
+
+    cdef int reap(self) except -1:
+        """Drop completed Works, oldest first; look only if some hold arrays, or if there are many."""
+        cdef PyObject* found
+        cdef Py_ssize_t place
+        cdef GPUPending work
+        cdef int status
+        while self.holding > 0 or PyDict_Size(self.in_flight) >= REAP_ABOVE:
+            place = 0
+            if not PyDict_Next(self.in_flight, &place, &found, NULL):
+                return 0
+            if not isinstance(<object>found, GPUPending) or not (<GPUPending><object>found).is_ordinary():
+                self.dispatcher.reap()
+                return 0
+            work = <GPUPending><object>found
+            with nogil:
+                status = self.to.query(<P>work._event)
+            if status != 0:  # not ready; or an error, which a wait raises
+                return 0
+            self.in_flight.pop(work, None)
+            work._release(work._event)
+            work._status, work._notified = COMPLETED, True
+        return 0
+
+
+cdef inline int of_cuda(int code) noexcept nogil:
+    return code and code + CUDA_ERROR

@@ -1,0 +1,94 @@
+# Works of GPU arrays: an event marks the end of each.
+
+cdef class GPUPending:
+    """The first base class of the fast path's Works on GPU arrays: the ordinary case of cuda/work.py in one step."""
+
+    cdef readonly GPUPath path
+    cdef public uintptr_t _event
+    cdef public object called_on, _rest, source, operation, error, timeout, alive
+    cdef public object _status, _finish, _callbacks, _future
+    cdef public bint _busy, _notified, was_asked, error_was_seen
+    cdef object name, array, peer, tag, known_info, dtype
+    cdef Py_ssize_t count
+    cdef long long number, entry
+    cdef bint holds  # the group keeps its arrays
+    cdef P current
+
+    def __cinit__(self):
+        self._status = IN_FLIGHT
+
+    @property
+    def info(self):
+        """The WorkInfo, made when it is first read."""
+        if self.known_info is None:
+            result = self.array
+            if result is None:  # the program owns the arrays alone
+                result = described(self.dtype, self.count)
+            self.known_info = new_info((self.path.dispatcher, self.name, self.number, result, self.peer, self.timeout,
+                                        self.tag))
+        return self.known_info
+
+    @info.setter
+    def info(self, info):
+        self.known_info, self.timeout, self.array = info, info.timeout, None
+
+    cdef inline bint is_ordinary(self) noexcept:
+        """Whether it is in flight, and only the dispatcher must be notified of its end."""
+        return (
+            self._status is IN_FLIGHT and self.operation is None and self._finish is None and self._callbacks is None
+            and self.error is None and self._rest is None and self._event != 0 and not self._busy and not self._notified
+            and not self.path.issuing.has_failed
+        )
+
+    def wait(self, timeout=None):
+        """See CudaWork.wait."""
+        cdef P current, context = NULL
+        cdef GPUPath path = self.path
+        cdef int code
+        if timeout is not None or not self.is_ordinary() or not path.is_open:
+            return gpu_work_wait(self, timeout)
+        current = <P>path.to.current_stream(path.device)
+        with nogil:
+            code = path.to.context(&context) != 0 or context != path.context or path.to.wait(current, <P>self._event, 0)
+        if code != 0:
+            return gpu_work_wait(self, timeout)  # which sets the GPU, or raises the error
+        if self._event == path.issuing.newest:
+            path.issuing.last = <intptr_t>current  # later work on this stream is behind the newest operation
+        if current == self.current:
+            self._let_go()
+        return True
+
+    def _let_go(self):
+        """See CudaWork._let_go."""
+        cdef GPUPath path = self.path
+        cdef GPUPending rest
+        if self.path.in_flight.pop(self, False) is False:  # it is part of another Work
+            return
+        rest = <GPUPending>hc_new(path.work_class, NO_ARGUMENTS)
+        rest.path, rest._event, rest.name, rest.number, rest.entry = path, self._event, self.name, self.number, self.entry
+        rest.dtype, rest.count, rest.peer, rest.tag, rest.timeout = self.dtype, self.count, self.peer, self.tag, self.timeout
+        path.kept[self._event] = ()
+        self.holds_no_more()
+        self._event, self._rest = 0, rest
+        path.in_flight[rest] = None
+
+    cdef inline void holds_no_more(self) noexcept:
+        if self.holds:
+            self.holds = False
+            self.path.holding -= 1
+
+    def _release(self, event):
+        """Release the event and the arrays in flight until it; a second call does nothing."""
+        if self.path.kept.pop(event, None) is not None:
+            self.path.events.append(event)
+            self.holds_no_more()
+            note_end(self.entry, self.error is not None)
+
+
+cdef object described, gpu_work_wait
+
+
+def set_up_gpu_works(work, describe):
+    """Set the class CudaWork, and the function that returns what describes an array of a dtype and a size."""
+    global described, gpu_work_wait
+    described, gpu_work_wait = describe, work.wait
