@@ -104,6 +104,14 @@ class PersistentWork:
             self.dispatcher.start(self)
         self.is_active = True
 
+    def run(self) -> None:
+        """Do the operation: `start` and `wait` in one call.
+
+        On GPU arrays it runs on the current stream, like a blocking operation, and costs the host less.
+        """
+        self.start()
+        self.wait()
+
     def refuse_to_start(self) -> NoReturn:
         """Raise the error of a `start` of an operation that is in flight or freed."""
         raise DistError(f"{self.op_type}: {'freed' if self._freed else 'started already; wait() first'}{on_rank()}")

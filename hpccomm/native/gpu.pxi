@@ -83,6 +83,8 @@ cdef enum:
     DEFAULT_STREAM = 0
     CUDA_ERROR = 1 << 16  # added to CUDA's error codes: the others are NCCL's
     NCCL_IN_PROGRESS = 7
+    START = 2  # how a persistent operation is begun
+    RUN = 3
     LEFT = -1  # the operation is left to the checks
     DTYPES = 16
     GPU_OPS = 8

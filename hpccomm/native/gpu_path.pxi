@@ -68,9 +68,10 @@ cdef class GPUPath:
         """Count operations and keep Works in flight in the group's dispatcher from now on."""
         self.dispatcher, self.in_flight, self.timeout = dispatcher, dispatcher.in_flight, dispatcher.timeout
 
-    # -- operations; each returns True or a Work, or False if it has done nothing
+    # -- operations; each returns True or a Work, or False if it has done nothing. `how` is False, True (async_op=True),
+    # START (as that, of a persistent operation) or RUN (as a blocking one, of a persistent operation)
 
-    def broadcast(self, array, root, bint async_op):
+    def broadcast(self, array, root, int how):
         """Do a broadcast, or return False."""
         cdef Seen x
         cdef Packed packed
@@ -78,9 +79,9 @@ cdef class GPUPath:
             return False
         packed.is_packed, packed.is_unpacked = root == self.rank, root != self.rank
         cdef Call call = Call(BROADCAST, x.data, x.data, x.count * x.type.width, x.type.datatype, 0, root)
-        return self.do(&call, 1, async_op, BROADCAST, &x, NOBODY, root, array, array, None, &packed)
+        return self.do(&call, 1, how, BROADCAST, &x, NOBODY, root, array, array, None, &packed)
 
-    def all_reduce(self, array, op, bint async_op):
+    def all_reduce(self, array, op, int how):
         """Do an all_reduce, or return False."""
         cdef Seen x
         cdef Packed packed
@@ -88,9 +89,9 @@ cdef class GPUPath:
         if place < 0 or not self.takes_any(array, &x, &packed) or x.type.ops[place] < 0:
             return False
         cdef Call call = Call(ALL_REDUCE, x.data, x.data, x.count * x.type.width, x.type.datatype, x.type.ops[place], 0)
-        return self.do(&call, 1, async_op, ALL_REDUCE, &x, place, NOBODY, array, array, None, &packed)
+        return self.do(&call, 1, how, ALL_REDUCE, &x, place, NOBODY, array, array, None, &packed)
 
-    def reduce(self, array, root, op, bint async_op):
+    def reduce(self, array, root, op, int how):
         """Do a reduce, or return False."""
         cdef Seen x
         cdef Packed packed
@@ -99,9 +100,9 @@ cdef class GPUPath:
             return False
         packed.is_unpacked = root == self.rank
         cdef Call call = Call(REDUCE, x.data, x.data, x.count * x.type.width, x.type.datatype, x.type.ops[place], root)
-        return self.do(&call, 1, async_op, REDUCE, &x, place, root, array, array, None, &packed)
+        return self.do(&call, 1, how, REDUCE, &x, place, root, array, array, None, &packed)
 
-    def all_gather_single(self, output, array, bint async_op):
+    def all_gather_single(self, output, array, int how):
         """Do an all_gather_single, or return False."""
         cdef Seen x, y
         if not self.takes(array, &x) or not self.takes(output, &y) or x.type != y.type or not are_seen_apart(&x, &y):
@@ -109,9 +110,9 @@ cdef class GPUPath:
         if y.count != x.count * self.size:
             return False
         cdef Call call = Call(ALL_GATHER, x.data, y.data, x.count * x.type.width, x.type.datatype, 0, 0)
-        return self.do(&call, 1, async_op, ALL_GATHER, &y, NOBODY, NOBODY, output, (output, array))
+        return self.do(&call, 1, how, ALL_GATHER, &y, NOBODY, NOBODY, output, (output, array))
 
-    def reduce_scatter_single(self, output, array, op, bint async_op):
+    def reduce_scatter_single(self, output, array, op, int how):
         """Do a reduce_scatter_single, or return False."""
         cdef Seen x, y
         cdef int place = gpu_op(op)
@@ -120,25 +121,25 @@ cdef class GPUPath:
         if place < 0 or x.type.ops[place] < 0 or x.count != y.count * self.size:
             return False
         cdef Call call = Call(REDUCE_SCATTER, x.data, y.data, y.count * x.type.width, x.type.datatype, x.type.ops[place], 0)
-        return self.do(&call, 1, async_op, REDUCE_SCATTER, &y, place, NOBODY, output, (output, array))
+        return self.do(&call, 1, how, REDUCE_SCATTER, &y, place, NOBODY, output, (output, array))
 
-    def send(self, array, dst, tag, bint async_op):
+    def send(self, array, dst, tag, int how):
         """Send a message, or return False."""
         cdef Seen x
         if not self.takes(array, &x) or not self.is_message(dst, tag):
             return False
         cdef Call call = Call(SEND, x.data, NULL, x.count * x.type.width, x.type.datatype, 0, dst)
-        return self.do(&call, 1, async_op, SEND, &x, NOBODY, dst, array, array)
+        return self.do(&call, 1, how, SEND, &x, NOBODY, dst, array, array)
 
-    def recv(self, array, src, tag, bint async_op):
+    def recv(self, array, src, tag, int how):
         """Receive a message, or return False."""
         cdef Seen x
         if not self.takes(array, &x) or not self.is_message(src, tag):
             return False
         cdef Call call = Call(RECV, NULL, x.data, x.count * x.type.width, x.type.datatype, 0, src)
-        return self.do(&call, 1, async_op, RECV, &x, NOBODY, src, array, array, src)
+        return self.do(&call, 1, how, RECV, &x, NOBODY, src, array, array, src)
 
-    def sendrecv(self, array, dst, output, src, tag, recv_tag, bint async_op):
+    def sendrecv(self, array, dst, output, src, tag, recv_tag, int how):
         """Send a message and receive another, or return False."""
         cdef Seen x, y
         cdef Call[2] both
@@ -148,9 +149,9 @@ cdef class GPUPath:
             return False
         both[0] = Call(SEND, x.data, NULL, x.count * x.type.width, x.type.datatype, 0, dst)
         both[1] = Call(RECV, NULL, y.data, y.count * y.type.width, y.type.datatype, 0, src)
-        return self.do(both, 2, async_op, SENDRECV, &y, NOBODY, dst, output, (output, array), src)
+        return self.do(both, 2, how, SENDRECV, &y, NOBODY, dst, output, (output, array), src)
 
-    def all_reduce_coalesced(self, arrays, op, bint async_op):
+    def all_reduce_coalesced(self, arrays, op, int how):
         """Do an all_reduce of each array as one group of calls, or return False."""
         cdef Call[MOST_CALLS] calls
         cdef Seen x
@@ -164,7 +165,7 @@ cdef class GPUPath:
             calls[n] = Call(ALL_REDUCE, x.data, x.data, x.count * x.type.width, x.type.datatype, x.type.ops[place], 0)
             n, nbytes = n + 1, nbytes + x.nbytes
         x.nbytes = nbytes
-        return self.do(calls, n, async_op, COALESCED, &x, place, NOBODY, arrays, list(arrays))
+        return self.do(calls, n, how, COALESCED, &x, place, NOBODY, arrays, list(arrays))
 
     cdef inline bint takes(self, object array, Seen* x) except -1:
         return self.is_open and sees(array, self.device_name, x) and x.is_plain and x.device == self.device
@@ -185,15 +186,18 @@ cdef class GPUPath:
 
     # -- what all operations do
 
-    cdef object do(self, Call* calls, int n, bint async_op, int what, Seen* x, int place, int peer, object result,
+    cdef object do(self, Call* calls, int n, int how, int what, Seen* x, int place, int peer, object result,
                    object arrays, object source=None, Packed* packed=NULL):
         """Do an operation and count it, or return False. `arrays`: those that an asynchronous operation keeps."""
         cdef P current = <P>self.to.current_stream(self.device), event = NULL
+        cdef bint async_op = how == 1 or how == START
         cdef P stream = <P>self.own if async_op else current
         cdef long long number, entry = 0
         cdef int code, is_captured = 0
         cdef bint has_gaps = packed != NULL and packed.kernel != NULL
         cdef object memory = None
+        if how >= START:
+            what = start_of(what)
         if has_gaps:
             if self.to.capturing(current, &is_captured) != 0 or is_captured:
                 return False
@@ -392,6 +396,19 @@ cdef class GPUPath:
             work._release(work._event)
             work._status, work._notified = COMPLETED, True
         return 0
+
+
+cdef inline int start_of(int what) noexcept nogil:
+    """Return the number of the persistent form of an operation."""
+    if what == ALL_REDUCE:
+        return ALL_REDUCE_START
+    if what == BROADCAST:
+        return BROADCAST_START
+    if what == ALL_GATHER:
+        return ALL_GATHER_START
+    if what == REDUCE_SCATTER:
+        return REDUCE_SCATTER_START
+    return COALESCED_START
 
 
 cdef inline int of_cuda(int code) noexcept nogil:

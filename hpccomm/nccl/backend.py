@@ -318,7 +318,9 @@ class NCCLBackend(Backend):
     # -- the rest --------------------------------------------------------------------------------
 
     def persistent(self, operation: str, *arguments: Any) -> PersistentWork:
-        return getattr(Planner(self), operation)(*arguments, async_op=True)  # type: ignore[no-any-return]
+        work: NCCLPersistentWork = getattr(Planner(self), operation)(*arguments, async_op=True)
+        work.use(self._fast_path, operation, arguments)
+        return work
 
     def barrier(self, async_op: bool) -> Work | None:
         connection = self._connection or self._connect()

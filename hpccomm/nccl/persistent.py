@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from ..core.persistent_work import PersistentWork
@@ -11,15 +13,46 @@ from ..errors import DistTimeoutError
 from .connection import Connection
 from .plan import Plan
 
+FAST = {"broadcast", "all_reduce", "all_gather_single", "reduce_scatter_single", "all_reduce_coalesced"}
+START, RUN = 2, 3  # as in native/gpu.pxi
+
 
 class NCCLPersistentWork(PersistentWork):
     """A plan and its arrays; each start has its own Work, unless a CUDA graph captures it."""
+
+    _fast: Callable[[int], Any] | None = None  # begins it on the fast path, or returns False
+    _path: Any = None
 
     def __init__(self, connection: Connection, plan: Plan, arrays: Any) -> None:
         self._connection = connection
         self._plan: Plan | None = plan
         self._arrays = arrays
         self._work: Work | None = None  # of the last start; None if that was captured
+
+    def use(self, path: Any, operation: str, arguments: tuple[Any, ...]) -> None:
+        """Begin the operation on a fast path, if that has it and takes the arrays."""
+        if operation in FAST:
+            self._path, self._fast = path, partial(getattr(path, operation), *arguments)
+
+    def start(self) -> None:
+        """See PersistentWork.start."""
+        if self.is_active or self._freed:
+            self.refuse_to_start()
+        if not (work := self._do(START)):
+            return super().start()
+        self._work, self.is_active = work, True
+
+    def run(self) -> None:
+        """See PersistentWork.run: on the current stream, like a blocking operation."""
+        if self.is_active or self._freed:
+            self.refuse_to_start()
+        if not self._do(RUN):
+            super().run()
+
+    def _do(self, how: int) -> Any:
+        if self._fast is None or self.dispatcher.fast_on_gpu is not self._path:
+            return False
+        return self._fast(how)
 
     def begin(self) -> Work | None:
         assert self._plan is not None, "it has been freed"
@@ -49,4 +82,4 @@ class NCCLPersistentWork(PersistentWork):
         """Return at once: `wait` calls it only if the start was captured."""
 
     def release(self) -> None:
-        self._plan = self._arrays = self._work = None  # an operation in flight keeps its own references
+        self._plan = self._arrays = self._work = self._fast = None  # an operation in flight keeps its own references

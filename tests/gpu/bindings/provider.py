@@ -525,12 +525,10 @@ class Runtime(cupy_runtime.Runtime):
         return CUDA.copy_kernels(device)
 
     def functions_for_c(self) -> dict[str, int]:
-        return stand_in_calls.cuda(CUDA)
+        return stand_in_calls.cuda(self)
 
     def error(self, code: int) -> Exception:
-        raised = real.CUDARuntimeError(code)
-        raised.args = stand_in_calls.raised().args
-        return raised
+        return stand_in_calls.raised()
 
     def load_copies(self, device: int, stream: int) -> None:
         super().load_copies(device, stream)
