@@ -226,6 +226,7 @@ cdef class GPUPath:
                         code = of_cuda(launch(&self.to, packed, True, stream))
                     if code == 0 and async_op:
                         code = of_cuda(self.to.record(event, stream))
+                        self.issuing.newest = <uintptr_t>event
             if code:
                 raise self.cuda_error(code - CUDA_ERROR) if code >= CUDA_ERROR else self.nccl_error(code)
         except Exception as error:
@@ -370,7 +371,6 @@ cdef class GPUPath:
         self.kept[work._event] = (None, arrays)
         self.reap()
         self.holding += 1
-        self.issuing.newest = work._event
         self.in_flight[work] = None
         return work
 

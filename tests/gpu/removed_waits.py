@@ -31,6 +31,18 @@ ORDERS = {
     "_everybody_waits", "Barrier",
 }  # fmt: skip
 KEEPS = {"alive", "ABANDONED", "_in_flight"}
+COMPILED = {  # pieces of the compiled path, and what stands there instead
+    "code = self.follow(stream, current)": "pass",
+    "code = code or of_cuda(self.to.wait(stream, <P>self.issuing.newest, 0))": "pass",
+    "code = code or self.follow(stream, <P>before)": "pass",
+    "code = of_cuda(self.to.record(event, stream))": "pass",
+    "or path.to.wait(current, <P>self._event, 0)": "",
+    "self.kept[work._event] = (None, arrays)": "self.kept[work._event] = (None, ())",
+    "if self._event == path.issuing.newest:": "if True:",
+    "if current == self.current:": "if True:",
+    "code = of_cuda(launch(&self.to, packed, True, stream))": "pass",
+    "arrays = arrays, memory": "pass",
+}
 WORKS = {"MPIWork", "ReceiveWork", "GPUWork", "GPUReceiveWork"}  # the last argument is kept
 ENDS = {"end": 3, "_end": 3, "_run": 4}  # and so it is of these, which have so many
 PROVIDERS = {"cupy_runtime.py", "cupy_nccl.py", "seam.py"}
@@ -42,6 +54,8 @@ FIRST = {  # the files of tests, or tests, that notice soonest; then come all ot
     "test_streams::test_synchronize_and_wait_with_a_timeout_block_the_host "
     "test_streams::test_the_gpu_need_not_be_the_current_one test_life",
     "mpi/cuda_aware_backend.py": "test_staged",
+    "native/gpu_path.pxi": "test_streams test_fast_path test_alignment",
+    "native/gpu_works.pxi": "test_streams test_life",
     "nccl/async_errors.py": "test_life",
     "nccl/backend.py": "test_overlap test_streams::test_what_nccl_uses_is_kept_without_the_work test_time_limit",
     "nccl/connection.py": "test_streams test_life test_persistent",
@@ -78,6 +92,22 @@ def removals() -> Iterator[Removal]:
                 if instead is not None:
                     start, end = place(node, text)
                     yield Removal(file, node.lineno, start, end, text[start:end], instead)
+
+
+def compiled() -> Iterator[Removal]:
+    """Find the pieces of the compiled path."""
+    for piece, instead in COMPILED.items():
+        for file in (ROOT / "hpccomm" / "native").glob("gpu*.pxi"):
+            text = file.read_text()
+            if piece in text:
+                start = text.index(piece)
+                yield Removal(file, 1 + text[:start].count("\n"), start, start + len(piece), piece, instead)
+
+
+def build(folder: Path) -> None:
+    """Compile the extension of the copy in a folder."""
+    command = [sys.executable, "setup.py", "build_ext", "--inplace"]
+    subprocess.run(command, cwd=folder, env={**clean_environment(), "CFLAGS": "-O1"}, check=True, capture_output=True)
 
 
 def without(node: ast.AST, text: str) -> str | None:
@@ -163,6 +193,8 @@ def tried(removal: Removal, folder: Path) -> str | None:
     text = removal.file.read_text()
     copy = folder / removal.file.relative_to(ROOT)
     copy.write_text(text[: removal.start] + removal.instead + text[removal.end :])
+    if copy.suffix == ".pxi":
+        build(folder)
     on_bindings = removal.file.name in BINDINGS
     try:
         first = first_tests(removal)
@@ -170,7 +202,7 @@ def tried(removal: Removal, folder: Path) -> str | None:
             folder, [test for test in all_tests() if test not in first], LONGEST[1], on_bindings
         )
     finally:
-        copy.write_text(text)
+        copy.write_text(text)  # the next one is compiled anew
 
 
 def first_tests(removal: Removal) -> list[str]:
@@ -186,13 +218,14 @@ def all_tests() -> list[str]:
 
 def main(names: list[str]) -> int:
     """Print the table; `names` are parts of the names of those to try."""
-    chosen = [each for each in sorted(removals()) if not names or any(name in each.name for name in names)]
+    everything = sorted([*removals(), *compiled()])
+    chosen = [each for each in everything if not names or any(name in each.name for name in names)]
     unnoticed = 0
     with tempfile.TemporaryDirectory(prefix="hpccomm-removed-") as made:
         folder = Path(made)
         for name in ("hpccomm", "tests"):
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-        for name in ("conftest.py", "pytest_hpccomm.py", "setup.cfg", "pyproject.toml", "tools", "jobs"):
+        for name in ("conftest.py", "pytest_hpccomm.py", "setup.cfg", "pyproject.toml", "setup.py", "README.md", "tools", "jobs"):
             (folder / name).symlink_to(ROOT / name)
         for on_bindings in (False, True):
             used = {

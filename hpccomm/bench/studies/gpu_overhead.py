@@ -74,6 +74,13 @@ def comparisons(session: Session) -> Iterator[tuple[str, Call, Call]]:
     for name in ("broadcast", "reduce", "all_gather_single", "reduce_scatter_single", "sendrecv"):
         yield _pair(session, name)
     yield _pair(session, "all_reduce_coalesced", f"all_reduce_coalesced, {PIECES} arrays")
+    _, _, raw = _pair(session, "all_reduce")
+    (case,) = session.cases(load()["all_reduce"], [BYTES], np.float32)
+    strided = case.array(2 * case.count)[::2]
+    yield "all_reduce, strided", lambda: session.group.all_reduce(strided), raw
+    with session.group.all_reduce_init(case.array(case.count)) as work:
+        yield "all_reduce_init, start + wait", lambda: (work.start(), work.wait()), raw
+        yield "all_reduce_init, run", work.run, raw
 
 
 def _pair(session: Session, name: str, title: str = "", async_op: bool = False) -> tuple[str, Call, Call]:

@@ -28,6 +28,9 @@ OPERATIONS = [
     "reduce_scatter_single",
     "sendrecv",
     "all_reduce_coalesced, 10 arrays",
+    "all_reduce, strided",
+    "all_reduce_init, start + wait",
+    "all_reduce_init, run",
     "all_reduce, on_timeout='raise'",
 ]
 needs_cupy = pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="needs CuPy")
