@@ -1,17 +1,20 @@
 """StagedBackend: GPU arrays over any MPI (``cuda:mpi``), staged in page-locked host memory.
 
 Each operation copies its inputs to staging buffers on the host, calls the host backend there, and copies the outputs
-back; the host waits for the copies. A blocking operation on one large array runs in chunks, so that copies and
-messages overlap; every rank uses the same chunks.
+back; the host waits for the copies. A small blocking operation copies on the current stream, and the host waits only
+for the inputs. A blocking operation on one large array runs in chunks, so that copies and messages overlap; every rank
+uses the same chunks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from itertools import cycle
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
 
 from ..core.backend import Backend, Pieces, finished
 from ..core.operation_list import OPERATIONS
@@ -20,25 +23,21 @@ from ..core.persistent_work import PersistentWork, Repeated
 from ..core.work import Work
 from ..errors import UnsupportedOperationError, on_rank
 from . import choice, seam
-from .packing import Packing, gpu_of
+from .packing import Packing, gpu_of, is_plain
 from .work import error_from_cuda
 
 T = TypeVar("T")
 
 CHUNK_BYTES = 4 << 20  # of collectives; a message has no chunks, because its other end may be a host array
 CHUNKS = 3  # one is copied to the host, one is communicated, one is copied back
+SMALL_BYTES = 64 << 10  # of all arrays of a blocking operation that the host does not wait for at its end
+ALIGNMENT = 64  # bytes, of each array in a kept buffer
 
-
-class Staged(NamedTuple):
-    """A staged argument of an operation: a GPU array, a list of them, a list of lists, or None."""
-
-    arrays: Any
-    is_input: bool
-    is_output: bool
+Uses: TypeAlias = list[tuple[int, bool, bool]]  # of arrays: the argument's place, and if it is an input, an output
 
 
 def flat(arrays: Any) -> list[Any]:
-    """Return the arrays of an argument as one list."""
+    """Return the arrays of an argument (a GPU array, a list of them, a list of lists, or None) as one list."""
     if isinstance(arrays, list):
         return [array for each in arrays for array in flat(each)]
     return [] if arrays is None else [arrays]
@@ -78,7 +77,7 @@ class StagedBackend(Backend):
     def _streams_of(self, *arrays: Any) -> CopyStreams:
         """Return the streams of the arrays' GPU."""
         device = gpu_of(arrays[0])
-        for array in arrays:
+        for array in arrays[1:]:
             if gpu_of(array) != device:
                 raise ValueError(
                     f"arrays of one call are on GPUs {device} and {gpu_of(array)}; one call, one GPU{on_rank()}"
@@ -87,27 +86,31 @@ class StagedBackend(Backend):
             self._copy_streams[device] = CopyStreams(self._runtime, device)
         return self._copy_streams[device]
 
-    def _staged(self, operation: Callable[..., T], *arguments: Any) -> T:
-        """Call the host's `operation` with host arrays instead of each `Staged` argument."""
-        staging = self._staging(
-            *(array for each in arguments if isinstance(each, Staged) for array in flat(each.arrays))
-        )
-        return staging.run(
-            operation, *(staging.on_host(*each) if isinstance(each, Staged) else each for each in arguments)
-        )
+    def _staged(self, operation: Callable[..., T], uses: Uses, arguments: list[Any]) -> T:
+        """Call the host's `operation` with host arrays instead of the GPU arrays; the last argument is async_op."""
+        arrays = [array for place, _, _ in uses for array in flat(arguments[place])]
+        streams = self._streams_of(*arrays)
+        is_small = sum([array.nbytes + ALIGNMENT for array in arrays]) <= SMALL_BYTES
+        if arguments[-1] or not is_small or self._options.settings.blocking_wait:
+            streams.wait_for_the_current_one()
+            staging = Staging(self._runtime, streams)
+        elif self._runtime.current_device() == streams.device:
+            staging = SmallStaging(self._runtime, streams)
+        else:
+            with seam.on_device(self._runtime, streams.device):
+                return self._staged(operation, uses, arguments)
+        for place, is_input, is_output in uses:
+            arguments[place] = staging.on_host(arguments[place], is_input, is_output)
+        return staging.run(operation, *arguments)
 
-    def _elementwise(self, operation: Callable[..., T], staged: Staged, *arguments: Any) -> T | None:
-        """Run an elementwise operation, large arrays in chunks; the last argument is async_op."""
-        array, is_input, is_output = staged
-        if arguments[-1] or array.nbytes <= CHUNK_BYTES:
-            return self._staged(operation, staged, *arguments)
-        staging = self._staging(array)
+    def _in_chunks(self, operation: Callable[..., None], uses: Uses, array: Any, *others: Any) -> None:
+        """Run a blocking elementwise operation on a large array."""
+        staging, ((_, is_input, is_output),) = self._staging(array), uses
         if not is_output:
             buffer = staging.send_buffer(array)
         else:
             buffer = staging.in_place(array) if is_input else staging.recv_buffer(array)
-        staging.run_in_chunks(lambda host: operation(host, *arguments), buffer.reshape(-1), is_input, is_output)
-        return None
+        staging.run_in_chunks(lambda host: operation(host, *others), buffer.reshape(-1), is_input, is_output)
 
     def exchange(self, sends: Pieces, receives: Pieces, adds: bool, async_op: bool) -> Work | None:
         return self._exchange(self._plan(sends, receives, adds), async_op)
@@ -152,16 +155,18 @@ def _staged_form(name: str) -> Callable[..., Any]:
     """Return the method `name`: it copies arrays to the host if they are read, and back if they are written."""
     inherited, spec = getattr(Backend, name), OPERATIONS[name]
     is_elementwise = [role.form for role in spec.roles if role.is_array] == ["one"] and not spec.is_a_message
+    root = spec.arguments.index("root") if "root" in spec.arguments else None
+    of_others, of_root = (
+        [(i, role.is_read(at), role.is_written(at)) for i, role in enumerate(spec.roles) if role.is_array]
+        for at in (False, True)
+    )
 
     @wraps(inherited)
     def method(self: StagedBackend, *arguments: Any) -> Any:
-        is_root = dict(zip(spec.arguments, arguments)).get("root", self.rank) == self.rank
-        given = [
-            Staged(value, role.is_read(is_root), role.is_written(is_root)) if role.is_array else value
-            for role, value in zip(spec.roles, arguments)
-        ]
-        run = self._elementwise if is_elementwise else self._staged
-        return run(getattr(self._host, name), *given, arguments[-1])
+        uses = of_root if root is None or arguments[root] == self.rank else of_others
+        if is_elementwise and arguments[0].nbytes > CHUNK_BYTES and not arguments[-1]:
+            return self._in_chunks(getattr(self._host, name), uses, *arguments)
+        return self._staged(getattr(self._host, name), uses, [*arguments])
 
     return method
 
@@ -177,6 +182,22 @@ class StagingBuffer(NamedTuple):
     memory: Any
     filled: int
     emptied: int
+
+
+class KeptBuffer(NamedTuple):
+    """Page-locked memory for the arrays of a small operation, and the event recorded after the copies out of it."""
+
+    memory: Any
+    emptied: int
+
+
+alive: list[KeptBuffer] = []  # all of them: after an error, a copy from or to one may still be in flight
+
+
+@cache
+def kept_buffers(device: int) -> list[KeptBuffer]:
+    """Return the buffers of a GPU that no operation uses; the last copy out of one may still be in flight."""
+    return []
 
 
 class CopyStreams:
@@ -196,6 +217,15 @@ class CopyStreams:
             event = partial(self._runtime.create_event, self.device)
             self._buffers = [StagingBuffer(self._runtime.pinned(CHUNK_BYTES), event(), event()) for _ in range(CHUNKS)]
         return self._buffers
+
+    def kept_buffer(self) -> KeptBuffer:
+        """Return a buffer for an operation; its first copy must wait for the event."""
+        try:
+            return kept_buffers(self.device).pop()
+        except IndexError:
+            made = KeptBuffer(self._runtime.pinned(SMALL_BYTES), self._runtime.create_event(self.device))
+            alive.append(made)
+            return made
 
     def wait_for_the_current_one(self) -> None:
         """Block the host until the program's current stream is done.
@@ -297,6 +327,39 @@ class Staging(Packing):
         runtime.synchronize_stream(to_device)
         self.unpack(self.stream)
         self.synchronize()
+
+
+class SmallStaging(Staging):
+    """The copies of a small blocking operation, on the current stream, in a kept buffer."""
+
+    __slots__ = ("_kept", "_used")
+
+    def __init__(self, runtime: seam.Runtime, streams: CopyStreams) -> None:
+        Packing.__init__(self, runtime, streams.device, runtime.current_stream(streams.device))
+        self._outputs = []
+        self._used = 0
+        self._kept = streams.kept_buffer()
+        runtime.wait(self.stream, self._kept.emptied)
+
+    def on_host(self, arrays: Any, is_input: bool, is_output: bool) -> Any:
+        """Return host arrays for `arrays`, as `Staging` does."""
+        if arrays is None or isinstance(arrays, list):
+            return super().on_host(arrays, is_input, is_output)
+        host, plain = np.ndarray(arrays.shape, arrays.dtype, self._kept.memory, self._used), is_plain(arrays)
+        self._used += -(-arrays.nbytes // ALIGNMENT) * ALIGNMENT
+        if is_input:
+            self._runtime.to_host(host, arrays if plain else self._packed(arrays), self.stream)
+        if is_output:
+            self._outputs.append((arrays if plain else self.recv_buffer(arrays), host))
+        return host
+
+    def copy_back(self) -> None:
+        """Copy the outputs to their arrays, for later work on the current stream; the host does not wait."""
+        for buffer, host in self._outputs:
+            self._runtime.to_device(buffer, host, self.stream)
+        self.unpack(self.stream)
+        self._runtime.record(self._kept.emptied, self.stream)
+        kept_buffers(self._device).append(self._kept)
 
 
 class StagedMessages(Staging):
