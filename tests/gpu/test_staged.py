@@ -16,6 +16,7 @@ from hpccomm.mpi.works import MPIWork, ReceiveWork
 
 from ..arrays import assert_same, contiguous, strided, uneven
 from . import gpus
+from .test_fast_path import hpccomms_functions
 
 
 @pytest.fixture(params=["staged", "CUDA-aware"])
@@ -208,10 +209,23 @@ def test_the_host_waits_once_in_a_small_operation(
                 assert_same(gpus.values(one), other)
 
 
+def test_a_small_operation_enters_few_functions(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCCOMM_CUDA_AWARE", "0")
+    with hc.init_process_group("cpu:mpi,cuda:mpi"):
+        array = gpus.array(np.ones(4))
+        hc.all_reduce(array)
+        entered = hpccomms_functions(lambda: hc.all_reduce(array))
+        assert len(entered) <= 24, entered
+        gpus.values(array)
+
+
+@pytest.mark.parametrize("layout", [contiguous, strided])
 @pytest.mark.parametrize("name", ["all_reduce", "broadcast"])
-def test_a_small_operation_waits_for_the_last_copy_from_its_buffer(group: hc.ProcessGroup, name: str) -> None:
+def test_a_small_operation_waits_for_the_last_copy_from_its_buffer(
+    group: hc.ProcessGroup, name: str, layout: Any
+) -> None:
     n, me = group.size, group.rank
-    arrays = [gpus.array(np.full(8, float(10 * i + me))) for i in range(2)]
+    arrays = [gpus.array(np.full(8, float(10 * i + me)), layout) for i in range(2)]
     for array in arrays:
         gpus.values(array)  # the host has waited for it
     with gpus.another_stream():
