@@ -91,8 +91,7 @@ class StagedBackend(Backend):
         """Call the host's `operation` with host arrays instead of the GPU arrays; the last argument is async_op."""
         arrays = [array for place, _, _ in uses for array in flat(arguments[place])]
         streams = self._streams_of(*arrays)
-        is_small = sum([array.nbytes + ALIGNMENT for array in arrays]) <= SMALL_BYTES
-        if arguments[-1] or not is_small or not self._is_patient:
+        if arguments[-1] or not self._is_small(arrays):
             streams.wait_for_the_current_one()
             staging = Staging(self._runtime, streams)
         elif self._runtime.current_device() == streams.device:
@@ -121,6 +120,10 @@ class StagedBackend(Backend):
         kept_buffers(device).append(kept)
         return outcome
 
+    def _is_small(self, arrays: list[Any]) -> bool:
+        """Return True if the arrays of a blocking operation fit in a kept buffer."""
+        return self._is_patient and sum([array.nbytes + ALIGNMENT for array in arrays]) <= SMALL_BYTES
+
     def _is_ordinary(self, array: Any) -> bool:
         """Return True for a small array on the current GPU that is copied as it is."""
         is_small = array.nbytes <= SMALL_BYTES and self._is_patient
@@ -136,7 +139,16 @@ class StagedBackend(Backend):
         staging.run_in_chunks(lambda host: operation(host, *others), buffer.reshape(-1), is_input, is_output)
 
     def exchange(self, sends: Pieces, receives: Pieces, adds: bool, async_op: bool) -> Work | None:
-        return self._exchange(self._plan(sends, receives, adds), async_op)
+        arrays = [piece for _, piece in (*sends, *receives)]
+        is_small = arrays and not async_op and self._is_small(arrays)
+        if not is_small or gpu_of(arrays[0]) != self._runtime.current_device():
+            return self._exchange(self._plan(sends, receives, adds), async_op)
+        staging = SmallStaging(self._runtime, self._streams_of(*arrays))
+        messages = staging.messages(self.rank, sends, receives, adds)
+        staging.exchange(messages, adds)
+        sent = [(peer, staging.on_host(buffer, True, False)) for peer, buffer in messages.sent.items()]
+        received = [(peer, staging.on_host(buffer, False, True)) for peer, buffer in messages.received.items()]
+        return staging.run(self._host.exchange, sent, received, False, False)
 
     def persistent(self, operation: str, *arguments: Any) -> PersistentWork:
         if operation == "exchange":  # planned once

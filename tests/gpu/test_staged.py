@@ -209,6 +209,23 @@ def test_the_host_waits_once_in_a_small_operation(
                 assert_same(gpus.values(one), other)
 
 
+@pytest.mark.parametrize("layout", [contiguous, strided, uneven])
+@pytest.mark.parametrize("name", ["halo_exchange", "halo_accumulate"])
+def test_the_host_waits_once_in_a_small_exchange(
+    machine: Any, monkeypatch: pytest.MonkeyPatch, name: str, layout: Any
+) -> None:
+    monkeypatch.setenv("HPCCOMM_CUDA_AWARE", "0")
+    with hc.init_process_group("cpu:mpi,cuda:mpi") as world, gpus.another_stream():
+        grid = hc.new_grid((world.size, 1), periodic=True)
+        on_host = np.arange(20.0).reshape(4, 5) + 100 * world.rank
+        on_gpu = gpus.array(on_host, layout)
+        getattr(hc, name)(on_host, grid)
+        machine.calls.clear()
+        getattr(hc, name)(on_gpu, grid)
+        assert [call for call in machine.calls if "synchronize" in call] == ["synchronize_stream"]
+        assert_same(gpus.values(on_gpu), on_host)
+
+
 def test_a_small_operation_enters_few_functions(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPCCOMM_CUDA_AWARE", "0")
     with hc.init_process_group("cpu:mpi,cuda:mpi"):
