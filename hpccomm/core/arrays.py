@@ -176,10 +176,10 @@ def instead_of_mpi4pys(thing: object) -> str:
 
 def is_sparse(array: object) -> bool:
     """Return True if `array` is a sparse matrix or array of scipy or cupyx, without importing them."""
+    if type(array) in device_of_type:
+        return False
     modules = map(sys.modules.get, ("scipy.sparse", "cupyx.scipy.sparse"))
-    return type(array) not in device_of_type and any(
-        module is not None and module.issparse(array) for module in modules
-    )
+    return any(module is not None and module.issparse(array) for module in modules)
 
 
 def module_of(array: Array) -> Any:

@@ -1,17 +1,20 @@
 """StagedBackend: GPU arrays over any MPI (``cuda:mpi``), staged in page-locked host memory.
 
 Each operation copies its inputs to staging buffers on the host, calls the host backend there, and copies the outputs
-back; the host waits for the copies. A blocking operation on one large array runs in chunks, so that copies and
-messages overlap; every rank uses the same chunks.
+back; the host waits for the copies. A small blocking operation copies on the current stream, and the host waits only
+for the inputs. A blocking operation on one large array runs in chunks, so that copies and messages overlap; every rank
+uses the same chunks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from itertools import cycle
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
 
 from ..core.backend import Backend, Pieces, finished
 from ..core.operation_list import OPERATIONS
@@ -20,25 +23,21 @@ from ..core.persistent_work import PersistentWork, Repeated
 from ..core.work import Work
 from ..errors import UnsupportedOperationError, on_rank
 from . import choice, seam
-from .packing import Packing, gpu_of
+from .packing import Packing, gpu_of, is_plain
 from .work import error_from_cuda
 
 T = TypeVar("T")
 
 CHUNK_BYTES = 4 << 20  # of collectives; a message has no chunks, because its other end may be a host array
 CHUNKS = 3  # one is copied to the host, one is communicated, one is copied back
+SMALL_BYTES = 64 << 10  # of all arrays of a blocking operation that the host does not wait for at its end
+ALIGNMENT = 64  # bytes, of each array in a kept buffer
 
-
-class Staged(NamedTuple):
-    """A staged argument of an operation: a GPU array, a list of them, a list of lists, or None."""
-
-    arrays: Any
-    is_input: bool
-    is_output: bool
+Uses: TypeAlias = list[tuple[int, bool, bool]]  # of arrays: the argument's place, and if it is an input, an output
 
 
 def flat(arrays: Any) -> list[Any]:
-    """Return the arrays of an argument as one list."""
+    """Return the arrays of an argument (a GPU array, a list of them, a list of lists, or None) as one list."""
     if isinstance(arrays, list):
         return [array for each in arrays for array in flat(each)]
     return [] if arrays is None else [arrays]
@@ -55,6 +54,7 @@ class StagedBackend(Backend):
     def __init__(self, options: BackendOptions, host: Backend) -> None:
         super().__init__(options.rank, options.size)
         self._options = options
+        self._is_patient = not options.settings.blocking_wait  # the host need not wait for results
         self._host = host
         self._runtime = seam.runtime()
         self._copy_streams: dict[int, CopyStreams] = {}  # for each GPU
@@ -78,7 +78,7 @@ class StagedBackend(Backend):
     def _streams_of(self, *arrays: Any) -> CopyStreams:
         """Return the streams of the arrays' GPU."""
         device = gpu_of(arrays[0])
-        for array in arrays:
+        for array in arrays[1:]:
             if gpu_of(array) != device:
                 raise ValueError(
                     f"arrays of one call are on GPUs {device} and {gpu_of(array)}; one call, one GPU{on_rank()}"
@@ -87,30 +87,68 @@ class StagedBackend(Backend):
             self._copy_streams[device] = CopyStreams(self._runtime, device)
         return self._copy_streams[device]
 
-    def _staged(self, operation: Callable[..., T], *arguments: Any) -> T:
-        """Call the host's `operation` with host arrays instead of each `Staged` argument."""
-        staging = self._staging(
-            *(array for each in arguments if isinstance(each, Staged) for array in flat(each.arrays))
-        )
-        return staging.run(
-            operation, *(staging.on_host(*each) if isinstance(each, Staged) else each for each in arguments)
-        )
+    def _staged(self, operation: Callable[..., T], uses: Uses, arguments: list[Any]) -> T:
+        """Call the host's `operation` with host arrays instead of the GPU arrays; the last argument is async_op."""
+        arrays = [array for place, _, _ in uses for array in flat(arguments[place])]
+        streams = self._streams_of(*arrays)
+        if arguments[-1] or not self._is_small(arrays):
+            streams.wait_for_the_current_one()
+            staging = Staging(self._runtime, streams)
+        elif self._runtime.current_device() == streams.device:
+            staging = SmallStaging(self._runtime, streams)
+        else:
+            with seam.on_device(self._runtime, streams.device):
+                return self._staged(operation, uses, arguments)
+        for place, is_input, is_output in uses:
+            arguments[place] = staging.on_host(arguments[place], is_input, is_output)
+        return staging.run(operation, *arguments)
 
-    def _elementwise(self, operation: Callable[..., T], staged: Staged, *arguments: Any) -> T | None:
-        """Run an elementwise operation, large arrays in chunks; the last argument is async_op."""
-        array, is_input, is_output = staged
-        if arguments[-1] or array.nbytes <= CHUNK_BYTES:
-            return self._staged(operation, staged, *arguments)
-        staging = self._staging(array)
+    def _at_once(self, operation: Callable[..., T], uses: Uses, array: Any, *others: Any) -> T:
+        """Do the same as `SmallStaging` for one contiguous array, in less time."""
+        runtime, ((_, is_input, is_output),) = self._runtime, uses
+        device = array.data.device_id
+        stream, kept = runtime.current_stream(device), kept_buffer(runtime, device)
+        host = np.ndarray(array.shape, array.dtype, kept.memory)
+        runtime.wait(stream, kept.emptied)
+        if is_input:
+            runtime.to_host(host, array, stream)
+        runtime.synchronize_stream(stream)
+        outcome = operation(host, *others)
+        if is_output:
+            runtime.to_device(array, host, stream)
+        runtime.record(kept.emptied, stream)
+        kept_buffers(device).append(kept)
+        return outcome
+
+    def _is_small(self, arrays: list[Any]) -> bool:
+        """Return True if the arrays of a blocking operation fit in a kept buffer."""
+        return self._is_patient and sum([array.nbytes + ALIGNMENT for array in arrays]) <= SMALL_BYTES
+
+    def _is_ordinary(self, array: Any) -> bool:
+        """Return True for a small array on the current GPU that is copied as it is."""
+        is_small = array.nbytes <= SMALL_BYTES and self._is_patient
+        return is_small and gpu_of(array) == self._runtime.current_device() and is_plain(array)
+
+    def _in_chunks(self, operation: Callable[..., None], uses: Uses, array: Any, *others: Any) -> None:
+        """Run a blocking elementwise operation on a large array."""
+        staging, ((_, is_input, is_output),) = self._staging(array), uses
         if not is_output:
             buffer = staging.send_buffer(array)
         else:
             buffer = staging.in_place(array) if is_input else staging.recv_buffer(array)
-        staging.run_in_chunks(lambda host: operation(host, *arguments), buffer.reshape(-1), is_input, is_output)
-        return None
+        staging.run_in_chunks(lambda host: operation(host, *others), buffer.reshape(-1), is_input, is_output)
 
     def exchange(self, sends: Pieces, receives: Pieces, adds: bool, async_op: bool) -> Work | None:
-        return self._exchange(self._plan(sends, receives, adds), async_op)
+        arrays = [piece for _, piece in (*sends, *receives)]
+        is_small = arrays and not async_op and self._is_small(arrays)
+        if not is_small or gpu_of(arrays[0]) != self._runtime.current_device():
+            return self._exchange(self._plan(sends, receives, adds), async_op)
+        staging = SmallStaging(self._runtime, self._streams_of(*arrays))
+        messages = staging.messages(self.rank, sends, receives, adds)
+        staging.exchange(messages, adds)
+        sent = [(peer, staging.on_host(buffer, True, False)) for peer, buffer in messages.sent.items()]
+        received = [(peer, staging.on_host(buffer, False, True)) for peer, buffer in messages.received.items()]
+        return staging.run(self._host.exchange, sent, received, False, False)
 
     def persistent(self, operation: str, *arguments: Any) -> PersistentWork:
         if operation == "exchange":  # planned once
@@ -151,17 +189,23 @@ class StagedBackend(Backend):
 def _staged_form(name: str) -> Callable[..., Any]:
     """Return the method `name`: it copies arrays to the host if they are read, and back if they are written."""
     inherited, spec = getattr(Backend, name), OPERATIONS[name]
-    is_elementwise = [role.form for role in spec.roles if role.is_array] == ["one"] and not spec.is_a_message
+    is_alone, is_a_message = [role.form for role in spec.roles if role.is_array] == ["one"], spec.is_a_message
+    root = spec.arguments.index("root") if "root" in spec.arguments else None
+    of_others, of_root = (
+        [(i, role.is_read(at), role.is_written(at)) for i, role in enumerate(spec.roles) if role.is_array]
+        for at in (False, True)
+    )
 
     @wraps(inherited)
     def method(self: StagedBackend, *arguments: Any) -> Any:
-        is_root = dict(zip(spec.arguments, arguments)).get("root", self.rank) == self.rank
-        given = [
-            Staged(value, role.is_read(is_root), role.is_written(is_root)) if role.is_array else value
-            for role, value in zip(spec.roles, arguments)
-        ]
-        run = self._elementwise if is_elementwise else self._staged
-        return run(getattr(self._host, name), *given, arguments[-1])
+        uses = of_root if root is None or arguments[root] == self.rank else of_others
+        operation = getattr(self._host, name)
+        if is_alone and not arguments[-1]:
+            if arguments[0].nbytes > CHUNK_BYTES and not is_a_message:
+                return self._in_chunks(operation, uses, *arguments)
+            if self._is_ordinary(arguments[0]):
+                return self._at_once(operation, uses, *arguments)
+        return self._staged(operation, uses, [*arguments])
 
     return method
 
@@ -177,6 +221,32 @@ class StagingBuffer(NamedTuple):
     memory: Any
     filled: int
     emptied: int
+
+
+class KeptBuffer(NamedTuple):
+    """Page-locked memory for the arrays of a small operation, and the event recorded after the copies out of it."""
+
+    memory: Any
+    emptied: int
+
+
+alive: list[KeptBuffer] = []  # all of them: after an error, a copy from or to one may still be in flight
+
+
+@cache
+def kept_buffers(device: int) -> list[KeptBuffer]:
+    """Return the buffers of a GPU that no operation uses; the last copy out of one may still be in flight."""
+    return []
+
+
+def kept_buffer(runtime: seam.Runtime, device: int) -> KeptBuffer:
+    """Return a buffer for an operation; its stream must wait for the event, and the host for its stream."""
+    try:
+        return kept_buffers(device).pop()
+    except IndexError:
+        made = KeptBuffer(runtime.pinned(SMALL_BYTES), runtime.create_event(device))
+        alive.append(made)
+        return made
 
 
 class CopyStreams:
@@ -297,6 +367,39 @@ class Staging(Packing):
         runtime.synchronize_stream(to_device)
         self.unpack(self.stream)
         self.synchronize()
+
+
+class SmallStaging(Staging):
+    """The copies of a small blocking operation, on the current stream, in a kept buffer."""
+
+    __slots__ = ("_kept", "_used")
+
+    def __init__(self, runtime: seam.Runtime, streams: CopyStreams) -> None:
+        Packing.__init__(self, runtime, streams.device, runtime.current_stream(streams.device))
+        self._outputs = []
+        self._used = 0
+        self._kept = kept_buffer(runtime, streams.device)
+        runtime.wait(self.stream, self._kept.emptied)
+
+    def on_host(self, arrays: Any, is_input: bool, is_output: bool) -> Any:
+        """Return host arrays for `arrays`, as `Staging` does."""
+        if arrays is None or isinstance(arrays, list):
+            return super().on_host(arrays, is_input, is_output)
+        host, plain = np.ndarray(arrays.shape, arrays.dtype, self._kept.memory, self._used), is_plain(arrays)
+        self._used += -(-arrays.nbytes // ALIGNMENT) * ALIGNMENT
+        if is_input:
+            self._runtime.to_host(host, arrays if plain else self._packed(arrays), self.stream)
+        if is_output:
+            self._outputs.append((arrays if plain else self.recv_buffer(arrays), host))
+        return host
+
+    def copy_back(self) -> None:
+        """Copy the outputs to their arrays, for later work on the current stream; the host does not wait."""
+        for buffer, host in self._outputs:
+            self._runtime.to_device(buffer, host, self.stream)
+        self.unpack(self.stream)
+        self._runtime.record(self._kept.emptied, self.stream)
+        kept_buffers(self._device).append(self._kept)
 
 
 class StagedMessages(Staging):

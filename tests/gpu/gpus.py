@@ -131,15 +131,21 @@ def values(array: Any) -> Any:
 
 
 def write(array: Any, values: Any) -> None:
-    """Give an array other values, on the current stream, some time after the call."""
+    """Give an array other values, on the current stream, some time after the call.
+
+    As bytes: a kernel of CuPy's on the numbers would end the CUDA context where they are not aligned.
+    """
+    values = np.array(np.broadcast_to(values, array.shape), array.dtype, order="C")
+    values = values.reshape(-1).view(np.uint8).reshape(*array.shape, array.itemsize)
+    in_bytes = cupy.ndarray(values.shape, np.uint8, array.data, strides=(*array.strides, 1))
     if is_real():
         delay()
-        array[...] = cupy.asarray(values)
+        in_bytes[...] = cupy.asarray(values)
         return
     from . import stand_in
 
     stand_in.MACHINE.runs(current_stream(), "the program's writing", writes=(extent(array),))
-    stand_in.as_numpy(array)[...] = values
+    stand_in.as_numpy(in_bytes)[...] = values
 
 
 def current_stream() -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,12 @@ import pytest
 
 import hpccomm as hc
 from hpccomm.cuda import staged_backend
-from hpccomm.mpi.cuda_aware_backend import OnItsGPU
+from hpccomm.mpi.cuda_aware_backend import CudaAwareBackend, OnItsGPU
 from hpccomm.mpi.works import MPIWork, ReceiveWork
 
-from ..arrays import assert_same, contiguous, strided
+from ..arrays import assert_same, contiguous, strided, uneven
 from . import gpus
+from .test_fast_path import hpccomms_functions
 
 
 @pytest.fixture(params=["staged", "CUDA-aware"])
@@ -161,19 +162,116 @@ def test_messages_between_host_and_gpu(group: hc.ProcessGroup) -> None:
     work.wait()
 
 
-def test_arrays_are_complete_for_every_stream(group: hc.ProcessGroup) -> None:
+@pytest.mark.parametrize(("size", "async_op", "blocking_wait"), [(10_000, False, "0"), (8, True, "0"), (8, False, "1")])
+def test_arrays_are_complete_for_every_stream(
+    monkeypatch: pytest.MonkeyPatch, size: int, async_op: bool, blocking_wait: str
+) -> None:
     """MPI knows no streams: the host has waited."""
-    array = gpus.array(np.zeros(8))
-    gpus.values(array)  # the host has waited for it
-    with gpus.another_stream():
-        gpus.write(array, np.ones(8))
+    monkeypatch.setenv("HPCCOMM_BLOCKING_WAIT", blocking_wait)
+    with hc.init_process_group("cpu:mpi,cuda:mpi") as world:
+        array = gpus.array(np.zeros(size))
+        gpus.values(array)  # the host has waited for it
+        with gpus.another_stream():
+            gpus.write(array, np.ones(size))
+            work = hc.all_reduce(array, async_op=async_op)
+        if work is not None:
+            work.wait()
+        assert_same(gpus.values(array), np.full(size, float(world.size)))
+
+
+SMALL: dict[str, Callable[[Any, Any, int, int], object]] = {  # of an array, a larger one, and the ranks beside this one
+    "all_reduce": lambda x, y, to, source: hc.all_reduce(x),
+    "broadcast": lambda x, y, to, source: hc.broadcast(x, 0),
+    "all_gather_single": lambda x, y, to, source: hc.all_gather_single(y, x),
+    "all_gather": lambda x, y, to, source: hc.all_gather(list(y), x),
+    "scatter": lambda x, y, to, source: hc.scatter(x, list(y) if hc.get_rank() == 0 else None, 0),
+    "all_reduce_coalesced": lambda x, y, to, source: hc.all_reduce_coalesced([x, y]),
+    "sendrecv": lambda x, y, to, source: hc.sendrecv(x, to, y[0], source),
+}
+
+
+@pytest.mark.parametrize("layout", [contiguous, strided, uneven])
+@pytest.mark.parametrize("name", SMALL)
+def test_the_host_waits_once_in_a_small_operation(
+    machine: Any, monkeypatch: pytest.MonkeyPatch, name: str, layout: Any
+) -> None:
+    monkeypatch.setenv("HPCCOMM_CUDA_AWARE", "0")
+    with hc.init_process_group("cpu:mpi,cuda:mpi") as world:
+        n, me = world.size, world.rank
+        on_host = np.full((3, 5), me + 1.0), np.zeros((n, 3, 5))
+        with gpus.another_stream():
+            on_gpu = [gpus.array(each, layout) for each in on_host]
+            SMALL[name](*on_host, (me + 1) % n, (me - 1) % n)
+            machine.calls.clear()
+            SMALL[name](*on_gpu, (me + 1) % n, (me - 1) % n)
+            assert [call for call in machine.calls if "synchronize" in call] == ["synchronize_stream"]
+            for one, other in zip(on_gpu, on_host):
+                assert_same(gpus.values(one), other)
+
+
+@pytest.mark.parametrize("layout", [contiguous, strided, uneven])
+@pytest.mark.parametrize("name", ["halo_exchange", "halo_accumulate"])
+def test_the_host_waits_once_in_a_small_exchange(
+    machine: Any, monkeypatch: pytest.MonkeyPatch, name: str, layout: Any
+) -> None:
+    monkeypatch.setenv("HPCCOMM_CUDA_AWARE", "0")
+    with hc.init_process_group("cpu:mpi,cuda:mpi") as world, gpus.another_stream():
+        grid = hc.new_grid((world.size, 1), periodic=True)
+        on_host = np.arange(20.0).reshape(4, 5) + 100 * world.rank
+        on_gpu = gpus.array(on_host, layout)
+        getattr(hc, name)(on_host, grid)
+        machine.calls.clear()
+        getattr(hc, name)(on_gpu, grid)
+        assert [call for call in machine.calls if "synchronize" in call] == ["synchronize_stream"]
+        assert_same(gpus.values(on_gpu), on_host)
+
+
+def test_a_small_operation_enters_few_functions(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCCOMM_CUDA_AWARE", "0")
+    with hc.init_process_group("cpu:mpi,cuda:mpi"):
+        array = gpus.array(np.ones(4))
         hc.all_reduce(array)
-    assert_same(gpus.values(array), np.full(8, float(group.size)))
+        entered = hpccomms_functions(lambda: hc.all_reduce(array))
+        assert len(entered) <= 24, entered
+        gpus.values(array)
+
+
+@pytest.mark.parametrize("layout", [contiguous, strided])
+@pytest.mark.parametrize("name", ["all_reduce", "broadcast"])
+def test_a_small_operation_waits_for_the_last_copy_from_its_buffer(
+    group: hc.ProcessGroup, name: str, layout: Any
+) -> None:
+    n, me = group.size, group.rank
+    arrays = [gpus.array(np.full(8, float(10 * i + me)), layout) for i in range(2)]
+    for array in arrays:
+        gpus.values(array)  # the host has waited for it
     with gpus.another_stream():
-        gpus.write(array, np.ones(8))
-        work = hc.all_reduce(array, async_op=True)
-    work.wait()
-    assert_same(gpus.values(array), np.full(8, float(group.size)))
+        hc.all_reduce(arrays[0])
+        with gpus.another_stream():
+            SMALL[name](arrays[1], None, 0, 0)
+            expected = 10.0 if name == "broadcast" else 10.0 * n + n * (n - 1) / 2
+            assert_same(gpus.values(arrays[1]), np.full(8, expected))
+        assert_same(gpus.values(arrays[0]), np.full(8, n * (n - 1) / 2))
+
+
+def test_a_small_operation_of_another_thread_has_its_own_buffer(
+    group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outer, inner = gpus.array(np.full(8, 1.0)), gpus.array(np.full(8, 2.0))
+    hc.all_reduce(inner)
+    if isinstance(backend := group.dispatcher.backends["cuda"], CudaAwareBackend):
+        return
+    original = backend._host.all_reduce
+
+    def at_the_same_time(*arguments: Any) -> None:
+        monkeypatch.undo()
+        hc.all_reduce(inner)
+        original(*arguments)
+
+    monkeypatch.setattr(backend._host, "all_reduce", at_the_same_time)
+    hc.all_reduce(outer)
+    assert_same(gpus.values(outer), np.full(8, 1.0 * group.size))
+    assert_same(gpus.values(inner), np.full(8, 2.0 * group.size**2))
 
 
 def test_large_asynchronous_operations(group: hc.ProcessGroup) -> None:
