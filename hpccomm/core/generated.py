@@ -328,9 +328,7 @@ class GeneratedOperations(Members):
         """See :func:`hpccomm.all_reduce_coalesced`."""
         if not async_op and self.dispatcher.fast.all_reduce_coalesced(arrays, op):
             return None
-        if type(arrays) is not ndarray and (
-            done := self.dispatcher.fast_on_gpu.all_reduce_coalesced(arrays, op, async_op)
-        ):
+        if done := self.dispatcher.fast_on_gpu.all_reduce_coalesced(arrays, op, async_op):
             return done if async_op else None
         return self.dispatcher.run(all_reduce_coalesced(self, arrays, op), async_op)
 

@@ -118,7 +118,8 @@ class Runtime:
             return [_copies(device)[copies.Kernel(unit, copies.FEW)].kernel.ptr for unit in copies.UNITS]
 
     def error(self, code: int) -> Exception:
-        return cuda.CUDARuntimeError(code)  # the driver's numbers are the runtime's
+        error: Exception = cuda.CUDARuntimeError(code)  # the driver's numbers are the runtime's
+        return error
 
     def relax_captures(self) -> None:
         if status := driver.relax_captures():

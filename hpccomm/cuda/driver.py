@@ -11,6 +11,10 @@ import ctypes
 import functools
 from ctypes import POINTER, c_int, c_void_p
 
+FOR_C = (
+    "cuCtxGetCurrent", "cuEventRecord", "cuStreamWaitEvent", "cuEventQuery", "cuStreamIsCapturing", "cuStreamGetId",
+    "cuLaunchKernel",
+)  # fmt: skip
 NOT_READY = 600  # CUDA_ERROR_NOT_READY
 CAPTURE_MODE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
@@ -38,11 +42,7 @@ def addresses_for_c() -> tuple[int, int]:
 
 def functions_for_c() -> dict[str, int]:
     """Return the addresses of the functions of `native/gpu_path.pxi`."""
-    names = (
-        "cuCtxGetCurrent", "cuEventRecord", "cuStreamWaitEvent", "cuEventQuery", "cuStreamIsCapturing", "cuStreamGetId",
-        "cuLaunchKernel",
-    )  # fmt: skip
-    return {name: ctypes.cast(library()[name], c_void_p).value or 0 for name in names}
+    return {name: ctypes.cast(library()[name], c_void_p).value or 0 for name in FOR_C}
 
 
 def relax_captures() -> int:

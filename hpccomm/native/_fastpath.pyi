@@ -34,6 +34,40 @@ class FastPath:
 class Pending:
     took: int
 
+class Lock:
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
+    def release(self) -> None: ...
+    def __enter__(self) -> bool: ...
+    def __exit__(self, *_: object) -> None: ...
+
+class Issuing:
+    def __init__(self, of_all: Lock) -> None: ...
+
+class GPUPath:
+    is_open: bool
+    period: int
+    dispatcher: Any
+    def connect(
+        self,
+        functions: dict[str, int],
+        comm: int,
+        own: int,
+        order: int,
+        rank: int,
+        size: int,
+        device: int,
+        device_name: str,
+        issuing: Any,
+        events: list[int],
+        kept: dict[int, Any],
+        work_class: type[GPUPending],
+        kernels: list[int],
+    ) -> None: ...
+    def attach(self, dispatcher: Any) -> None: ...
+
+class GPUPending:
+    path: Any
+
 class Halves:
     def set_up(
         self,
@@ -49,6 +83,14 @@ class Halves:
         averages: bool,
         memory: Any,
     ) -> None: ...
+
+FUNCTIONS: tuple[str, ...]
+
+def set_up_gpu(
+    array: type, memory: type, devices: dict[type, str], rows: dict[Any, tuple[int, int, int, dict[int, int]]],
+    ops: dict[Any, int],
+) -> None: ...  # fmt: skip
+def set_up_gpu_works(work: type, describe: Callable[[Any, int], Any]) -> None: ...
 
 Row: TypeAlias = tuple[
     int, int, str, int, int, int, int, str, int | None, int | None, bool, float, float, bool,

@@ -1,9 +1,9 @@
 """The Python half of the compiled fast path of GPU arrays (`native/gpu_path.pxi`): tables, errors, Works.
 
 Planning an operation (buffers for strided arrays, overlapping memory, another current GPU) takes the host far longer
-than the NCCL call. The fast path checks for the ordinary case in C: contiguous, aligned CuPy arrays on the GPU of a
-connected group, with a dtype and op of NCCL's. Then it makes the same NCCL call as `NCCLBackend`, because another rank
-may take the planned path; otherwise it does nothing and returns False. Without the extension, all operations are planned.
+than the NCCL call. The fast path checks for the ordinary case in C: CuPy arrays on the GPU of a connected group, with a
+dtype and op of NCCL's. Then it makes the same NCCL call as `NCCLBackend`, because another rank may take the planned
+path; otherwise it does nothing and returns False. Without the extension, all operations are planned.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from ..native import _fastpath as fastpath
 from .types import rows
 
 if TYPE_CHECKING:
+    from ..core.dispatcher import Dispatcher
     from .backend import NCCLBackend
     from .connection import Connection
 
@@ -39,11 +40,11 @@ LARGEST_NUMBER = 127  # of a dtype in the ring; other packages' dtypes have larg
 class CompiledCudaWork(fastpath.GPUPending, CudaWork):
     """An asynchronous operation of the compiled fast path."""
 
-    _runtime = property(attrgetter("path.connection.runtime"))  # type: ignore[assignment]
-    _device = property(attrgetter("path.connection.device"))  # type: ignore[assignment]
-    _failure = property(attrgetter("path.connection.why_ended"))  # type: ignore[assignment]
-    _wait_blocks = property(attrgetter("path.connection.wait_blocks"))  # type: ignore[assignment]
-    _kept = property(attrgetter("path.kept"))  # type: ignore[assignment]
+    _runtime = property(attrgetter("path.connection.runtime"))
+    _device = property(attrgetter("path.connection.device"))
+    _failure = property(attrgetter("path.connection.why_ended"))
+    _wait_blocks = property(attrgetter("path.connection.wait_blocks"))
+    _kept = property(attrgetter("path.kept"))
 
 
 class NCCLFastPath(fastpath.GPUPath, GPUFastPath):
@@ -62,9 +63,20 @@ class NCCLFastPath(fastpath.GPUPath, GPUFastPath):
         if set_up() and {*fastpath.FUNCTIONS} <= {*functions}:
             self.connect(
                 functions, connection.comm.handle, connection.stream, connection.order, backend.rank, backend.size,
-                connection.device, device, connection.issuing, connection.events, connection.in_flight, CompiledCudaWork,
-                runtime.copy_kernels(connection.device),
+                connection.device, device, connection.issuing, connection.events, connection.in_flight,
+                CompiledCudaWork, runtime.copy_kernels(connection.device),
             )  # fmt: skip
+            self._count_with_the_host()
+
+    def attach(self, dispatcher: Dispatcher) -> None:
+        """See GPUFastPath.attach."""
+        super().attach(dispatcher)
+        self._count_with_the_host()
+
+    def _count_with_the_host(self) -> None:
+        """Make the fast path of host arrays, if the group has one: C writes to its counts and its ring buffer."""
+        if self.is_open and self.dispatcher is not None and "cpu" in self.dispatcher.group.config.device_map:
+            self.dispatcher.backends["cpu"]
 
     def new_event(self) -> int:
         """Return a new event."""
@@ -89,7 +101,8 @@ class NCCLFastPath(fastpath.GPUPath, GPUFastPath):
 
     def nccl_error(self, code: int) -> Exception:
         """Return the exception for a result code of NCCL."""
-        return self._backend.nccl.error(code)
+        error: Exception = self._backend.nccl.error(code)
+        return error
 
     def failed(self, name: str, number: int, async_op: bool, error: Exception) -> Exception:
         """Return the error of an operation that the program should see."""

@@ -225,7 +225,8 @@ def main(names: list[str]) -> int:
         folder = Path(made)
         for name in ("hpccomm", "tests"):
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-        for name in ("conftest.py", "pytest_hpccomm.py", "setup.cfg", "pyproject.toml", "setup.py", "README.md", "tools", "jobs"):
+        files = ("conftest.py", "pytest_hpccomm.py", "setup.cfg", "pyproject.toml", "setup.py", "README.md")
+        for name in (*files, "tools", "jobs"):
             (folder / name).symlink_to(ROOT / name)
         for on_bindings in (False, True):
             used = {

@@ -112,6 +112,8 @@ def nccl(communicator_of: Callable[[int], Any], start: Callable[[], Any], end: C
         return called
 
     found = {name: c_function(operation(method), count, NCCL_FAILED) for name, (method, count) in NCCL.items()}
-    found |= {name: c_function(group(each), 0, NCCL_FAILED) for name, each in
-              (("ncclGroupStart", start), ("ncclGroupEnd", end))}
+    found |= {
+        name: c_function(group(each), 0, NCCL_FAILED)
+        for name, each in (("ncclGroupStart", start), ("ncclGroupEnd", end))
+    }
     return {**found, "ncclCommGetAsyncError": c_function(lambda comm, state: NCCL_FAILED, 2, NCCL_FAILED)}

@@ -11,7 +11,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from hpccomm.cuda import cupy_runtime
+from hpccomm.cuda import cupy_runtime, driver
 from hpccomm.nccl.cupy_nccl import NCCL
 
 __all__ = ["NCCL", "Runtime"]
@@ -85,11 +85,8 @@ class Runtime(cupy_runtime.Runtime):
 
     def functions_for_c(self) -> dict[str, int]:
         library = ctypes.CDLL("libnccl.so.2")  # the fake one, which has these too
-        names = "cuCtxGetCurrent", "cuEventRecord", "cuStreamWaitEvent", "cuEventQuery", "cuStreamIsCapturing", "cuStreamGetId", \
-            "cuLaunchKernel"
-        return {
-            name: ctypes.cast(library[name], ctypes.c_void_p).value or 0 for name in (*names, "current_stream")
-        }
+        names = [*driver.FOR_C, "current_stream"]
+        return {name: ctypes.cast(library[name], ctypes.c_void_p).value or 0 for name in names}
 
     def load_additions(self, dtype: Any, dimensions: int, device: int, stream: int) -> None:
         pass
