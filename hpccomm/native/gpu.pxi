@@ -135,7 +135,7 @@ cdef int[GPU_OPS] gpu_op_notes  # their numbers in the ring
 cdef dict device_names  # of types of arrays; Python's, which changes
 cdef Getter array_size, array_is_contiguous, array_dtype, array_data, array_shape, array_strides
 cdef Getter memory_address, memory_device
-cdef object gpu_kept  # what the tables point to
+cdef object gpu_kept  # the objects to which the tables point
 
 
 def set_up_gpu(type array, type memory, dict devices, dict rows, dict ops):

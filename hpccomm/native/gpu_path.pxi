@@ -184,7 +184,7 @@ cdef class GPUPath:
     cdef inline bint is_message(self, object peer, object tag) noexcept:
         return is_rank(peer, self.size) and peer != self.rank and self.is_no_tag(tag)
 
-    # -- what all operations do
+    # -- the steps of all operations
 
     cdef object do(self, Call* calls, int n, int how, int what, Seen* x, int place, int peer, object result,
                    object arrays, object source=None, Packed* packed=NULL):

@@ -89,6 +89,6 @@ cdef object described, gpu_work_wait
 
 
 def set_up_gpu_works(work, describe):
-    """Set the class CudaWork, and the function that returns what describes an array of a dtype and a size."""
+    """Set the class CudaWork, and the function that describes an array by its dtype and size."""
     global described, gpu_work_wait
     described, gpu_work_wait = describe, work.wait

@@ -101,8 +101,7 @@ class NCCLFastPath(fastpath.GPUPath, GPUFastPath):
 
     def nccl_error(self, code: int) -> Exception:
         """Return the exception for a result code of NCCL."""
-        error: Exception = self._backend.nccl.error(code)
-        return error
+        return self._backend.nccl.error(code)
 
     def failed(self, name: str, number: int, async_op: bool, error: Exception) -> Exception:
         """Return the error of an operation that the program should see."""
@@ -134,7 +133,7 @@ def _number_of(dtype: Any) -> int:
 
 
 def described(dtype: Any, size: int) -> Any:
-    """Return what describes an array in reports."""
+    """Return an object that describes an array in reports."""
     return SimpleNamespace(dtype=np.dtype(dtype), size=size)
 
 

@@ -30,8 +30,8 @@ class NCCLPersistentWork(PersistentWork):
         self._work: Work | None = None  # of the last start; None if that was captured
 
     def use(self, path: Any, operation: str, arguments: tuple[Any, ...]) -> None:
-        """Begin the operation on a fast path, if that has it and takes the arrays."""
-        if operation in FAST:
+        """Begin the operation on a fast path, if that has it and takes the arrays; not with settings of its own."""
+        if operation in FAST and path.is_open:
             self._path, self._fast = path, partial(getattr(path, operation), *arguments)
 
     def start(self) -> None:

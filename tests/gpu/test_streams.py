@@ -587,6 +587,16 @@ def test_what_nccl_uses_is_kept_without_the_work(
     assert not races
 
 
+def test_large_temporary_memory_is_kept_without_the_work(process_group: hc.ProcessGroup, machine: Any) -> None:
+    machine.held = True
+    hc.all_reduce(gpus.array(np.ones(1 << 18), strided), async_op=True)
+    process_group.dispatcher.in_flight.clear()
+    gc.collect()
+    races = list(machine.races)
+    machine.held = False
+    assert not races
+
+
 def test_arrays_that_the_stream_of_the_call_waits_for_are_the_programs_alone(
     process_group: hc.ProcessGroup, machine: Any
 ) -> None:
