@@ -107,7 +107,9 @@ class NCCLFastPath(fastpath.GPUPath, GPUFastPath):
         """Return the error of an operation that the program should see."""
         if isinstance(error, DistTimeoutError):
             self.connection.give_up_call(error)
-        return self.dispatcher.translated(self._backend, CALLED.get((name, async_op), name), number, error)
+        called = CALLED.get((name, async_op), name)
+        seen: Exception = self.dispatcher.translated(self._backend, called, number, error)
+        return seen
 
 
 @functools.cache
