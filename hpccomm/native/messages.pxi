@@ -219,20 +219,27 @@ cdef class FastPath(Sparse):
         """Keep a Work, and thereby its array, while it is in flight."""
         if work.array is not None:
             self.unasked_bytes += PyArray_NBYTES(<Array*>work.array)
-        if self.unasked_bytes >= REAP_BYTES:
-            self.unasked_bytes = 0
-            while self.forgets_oldest():
-                pass
-            self.dispatcher.reap()
-        elif PyDict_Size(self.in_flight) >= REAP_ABOVE:
-            self.unasked += 1
-            if self.unasked >= REAP_EVERY or self.oldest().ob_refcnt == 1:  # only the dispatcher has it
-                self.unasked = 0
+        cdef Py_ssize_t size = PyDict_Size(self.in_flight)
+        self.unasked += 1
+        if self.unasked_bytes >= REAP_BYTES or size >= REAP_ABOVE and (
+            self.unasked >= max(REAP_EVERY, size // 4) or self.oldest().ob_refcnt == 1
+        ):
+            self.unasked = self.unasked_bytes = 0
+            if self.has_dropped():
                 while self.forgets_oldest():
                     pass
                 self.dispatcher.reap()
         self.in_flight[work] = None
         return 0
+
+    cdef bint has_dropped(self) noexcept:
+        """Whether the program has dropped a Work in flight: only the dispatcher has it. It will wait for all others."""
+        cdef PyObject* found
+        cdef Py_ssize_t place = 0
+        while PyDict_Next(self.in_flight, &place, &found, NULL):
+            if found.ob_refcnt == 1:
+                return True
+        return False
 
     cdef PyObject* oldest(self) noexcept:
         """Return the oldest Work in flight; there must be one."""
