@@ -30,7 +30,7 @@ cdef class FastPath(Sparse):
 
     def send(self, array, dst, tag):
         """Send a message, or return False."""
-        cdef Array* x = plain(array, self.largest)
+        cdef Array* x = plain(array, LARGEST_COUNT)
         if x == NULL or not is_rank(dst, self.size) or not self.is_tag(tag) or type_of(x) == 0:
             return False
         cdef int code, peer = PyLong_AsLong(dst), label = PyLong_AsLong(tag)
@@ -49,7 +49,7 @@ cdef class FastPath(Sparse):
 
     def recv(self, array, src, tag):
         """Receive a message and return its sender, or return None."""
-        cdef Array* x = plain(array, self.largest)
+        cdef Array* x = plain(array, LARGEST_COUNT)
         if x == NULL or not is_rank(src, self.size) or not self.is_tag(tag) or type_of(x) == 0:
             return None
         cdef char[STATUS_BYTES] status
@@ -69,8 +69,8 @@ cdef class FastPath(Sparse):
 
     def sendrecv(self, array, dst, output, src, tag, recv_tag):
         """Send a message and receive another, and return its sender; or return None."""
-        cdef Array* y = plain(output, self.largest)
-        cdef Array* x = plain(array, self.largest)
+        cdef Array* y = plain(output, LARGEST_COUNT)
+        cdef Array* x = plain(array, LARGEST_COUNT)
         if y == NULL or x == NULL or not are_apart(y, x) or type_of(x) == 0 or type_of(y) == 0:
             return None
         if not (is_rank(dst, self.size) and is_rank(src, self.size) and self.is_tag(tag) and may_block()):
@@ -100,7 +100,7 @@ cdef class FastPath(Sparse):
 
     cdef inline Pending prepared(self, bint receives, object array, object peer, object tag):
         """Return the Work of a message that has not begun; None if the checks must do it."""
-        cdef Array* x = plain(array, self.largest)
+        cdef Array* x = plain(array, LARGEST_COUNT)
         if x == NULL or not self.is_tag(tag) or type_of(x) == 0:
             return None
         if not (is_rank(peer, self.size) or receives and peer is None):

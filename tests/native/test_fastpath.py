@@ -495,6 +495,15 @@ def test_works_that_the_program_holds_are_not_polled_before_it_waits(
 
 
 @needs_extension
+def test_large_messages_take_the_fast_path(process_group: hc.ProcessGroup) -> None:
+    n, me, checked = process_group.size, process_group.rank, process_group.dispatcher.messages
+    output = np.zeros(1 << 20)  # more bytes than a collective's segment
+    hc.wait_all([hc.irecv(output, (me - 1) % n), hc.isend(np.full(1 << 20, 1.0 * me), (me + 1) % n)])
+    assert process_group.dispatcher.messages == checked
+    assert (output == (me - 1) % n).all()
+
+
+@needs_extension
 def test_ranks_that_are_bound_to_a_core_each_have_the_cores_of_all(
     process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
