@@ -241,6 +241,7 @@ def test_names_of_nobody_are_an_ordinary_error(process_group: hc.ProcessGroup) -
     for thing in (hc, process_group):
         with pytest.raises(AttributeError, match=r"has no attribute 'all_red'$"):
             thing.all_red  # noqa: B018
+    assert not hasattr(hc.ProcessGroup, "__getattr__")  # it would slow down every attribute
 
 
 def test_what_names_of_mpi4py_are_here_is_there() -> None:

@@ -9,8 +9,9 @@ a Work that is done.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core import generated
 from ..core.annotations import NAMED, Array, Integer
@@ -20,6 +21,7 @@ from ..core.dispatcher import Dispatcher, batch
 from ..core.non_member import Group, NonMember, done_work
 from ..core.work import Work
 from ..errors import on_rank
+from ..native import fastpath
 from .world import member
 
 
@@ -276,7 +278,13 @@ def sendrecv(
     return group.ranks[outcome] if isinstance(outcome, int) else outcome
 
 
-class P2POp:
+if TYPE_CHECKING or fastpath is None:
+    Message = object
+else:
+    Message = fastpath.Message
+
+
+class P2POp(Message):
     """One send or receive of :func:`batch_isend_irecv`.
 
     Parameters
@@ -300,7 +308,7 @@ class P2POp:
     array([0., 1.])
     """
 
-    __slots__ = ("array", "group", "group_peer", "op", "peer", "tag")
+    __slots__ = ("array", "group", "group_peer", "op", "peer", "tag") if fastpath is None else ()
 
     def __init__(
         self,
@@ -320,6 +328,12 @@ class P2POp:
         self.group = group
         self.tag = tag
         self.group_peer = group_peer
+
+
+if not TYPE_CHECKING and fastpath is not None:  # inherit the constructor in C, which is faster and calls this one
+    P2POp.__signature__ = inspect.signature(P2POp)
+    fastpath.set_up_messages(isend, irecv, P2POp.__init__)
+    del P2POp.__init__
 
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:

@@ -354,7 +354,7 @@ class Dispatcher:
     def close(self, refusal: str = "") -> None:
         """Refuse all operations from now on."""
         self.backends = Destroyed(self.group, refusal) if refusal else Destroyed(self.group)
-        self.choose_fast_path()
+        self.fast, self.fast_on_gpu = STEPS_ASIDE, GPU_STEPS_ASIDE
 
 
 class Block:

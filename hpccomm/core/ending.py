@@ -58,6 +58,8 @@ def meet(group: ProcessGroup, deadline: float) -> bool:
     No collective begins before that; nor afterwards, if a rank leaves or has an operation in flight.
     """
     frees = all(work.has_ended() for work in list(group.dispatcher.in_flight))
+    if group.size == 1:
+        return frees
     limit, has_said = max(deadline - time.monotonic(), SHORTEST_MEETING), group.leaving is not None
 
     def give_up(waited: float, absent: int | None) -> None:

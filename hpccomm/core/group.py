@@ -20,6 +20,7 @@ from .dispatcher import Dispatcher
 from .generated import GeneratedOperations
 from .late import GRID_ON, late
 from .members import shortened
+from .mpi4py_names import MPI4PyNames
 from .operations import Operations
 from .options import time_limit
 from .registry import BackendConfig
@@ -42,7 +43,7 @@ PUBLIC = [  # besides the operations
 ]  # fmt: skip
 
 
-class ProcessGroup(Operations):
+class ProcessGroup(Operations, MPI4PyNames):
     """A set of ranks that communicate, with a private MPI communicator and one backend per device.
 
     Programs get one from :func:`init_process_group` or :func:`new_group` and pass it to the functions of
@@ -481,15 +482,6 @@ class ProcessGroup(Operations):
         take_names_away(MAPPED_LATER)
         abort(status)
         raise SystemExit(status)
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Raise AttributeError; for mpi4py's names it includes hpccomm's name."""
-            from .mpi4py_names import instead_of
-
-            kind = type(self).__name__
-            raise AttributeError(f"{kind!r} object has no attribute {name!r}{instead_of(name)}", name=name, obj=self)
 
     def __enter__(self) -> Self:
         return self

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 # By mpi4py's name in lower case: `Bcast` takes arrays, `bcast` objects.
 OF_ARRAYS = {
     **{"bcast": "broadcast(array, src)", "allreduce": "all_reduce(array, op)", "reduce": "reduce(array, dst, op)"},
@@ -60,3 +62,29 @@ def instead_of(name: str) -> str:
 def _of_operation(known: str, name: str) -> str:
     arrays, objects = OF_ARRAYS.get(known, ""), OF_OBJECTS.get(known, "")
     return arrays if name[:1].isupper() or not objects else f"{objects} for objects, {arrays} for arrays"
+
+
+class Absent:
+    """A name of mpi4py's that a class does not have: an attribute that raises AttributeError."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type) -> NoReturn:
+        text = f"{owner.__name__!r} object has no attribute {self._name!r}{instead_of(self._name)}"
+        raise AttributeError(text, name=self._name, obj=instance)
+
+
+class MPI4PyNames:
+    """The last base class of ProcessGroup, with mpi4py's names; a ``__getattr__`` would slow down all attributes."""
+
+
+_of_operations = {each for name in OF_ARRAYS for each in (name, f"i{name}", f"{name}_init")}
+_of_others = OTHERS.keys() - {"rank", "size"}  # which a group has
+for _name in {
+    *_of_operations,
+    *_of_others,
+    *map(str.capitalize, _of_operations | _of_others),
+    *map(str.upper, _of_others),
+}:
+    setattr(MPI4PyNames, _name, Absent(_name))

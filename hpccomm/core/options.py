@@ -45,7 +45,9 @@ class Membership:
     def __init__(self, rank: int, size: int, **fields: Any) -> None:
         for name in fields.keys() - FIELDS:
             raise TypeError(f"{type(self).__name__} has no {name!r}; there are {', '.join(FIELDS)}")
-        vars(self).update(fields, rank=rank, size=size)
+        self.rank, self.size = rank, size
+        for name, value in fields.items():  # not vars(self).update: an instance with a dict has slower methods
+            setattr(self, name, value)
         self.ranks = tuple(self.ranks or range(size))
         self.nodes = tuple(self.nodes or [0] * size)
         self.processes = fields.get("processes", {})

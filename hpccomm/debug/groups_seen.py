@@ -8,6 +8,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import cached_property
+from types import CodeType
 from typing import TYPE_CHECKING, TypeVar
 
 from ..job.failures import ranks_in_the_job
@@ -29,7 +30,7 @@ class _Seen:
         self.ranks = ranks  # the members' ranks in MPI.COMM_WORLD
         self.edition = edition  # counts the groups of these ranks
         self.hooks: dict[object, Hook] = {}  # handles would keep groups alive
-        self.made_at = _line_outside()
+        self.code, self.line = _line_outside()
 
     @cached_property
     def key(self) -> str:
@@ -56,17 +57,18 @@ def add(group: ProcessGroup) -> None:
     _seen[group] = _Seen(ranks, _made[hash(ranks)])
 
 
-def _line_outside() -> str:
-    """Return the line that called hpccomm, ``"train.py:7"``."""
+def _line_outside() -> tuple[CodeType, int]:
+    """Return the code and the line number that called hpccomm."""
     frame = sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.f_back
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+    return frame.f_code, frame.f_lineno
 
 
 def made_at(group: ProcessGroup) -> str:
-    """Return the line that made a group; "" if it is not known."""
-    return _seen[group].made_at if group in _seen else ""
+    """Return the line that made a group, ``"train.py:7"``; "" if it is not known."""
+    seen = _seen.get(group)
+    return "" if seen is None else f"{os.path.basename(seen.code.co_filename)}:{seen.line}"
 
 
 def groups() -> list[ProcessGroup]:
@@ -141,8 +143,8 @@ def _process_ranks(group: ProcessGroup) -> tuple[int, ...]:
     if group.comm is None:
         return group.ranks
     if group.owner is not group and group.owner in _seen:
-        owners = _seen[group.owner].ranks
-        return tuple(owners[group.owner.group_ranks[rank]] for rank in group.ranks)
+        owners, places = _seen[group.owner].ranks, group.owner.group_ranks
+        return tuple([owners[places[rank]] for rank in group.ranks])
     from mpi4py import MPI
 
     members = group.comm.Get_group()

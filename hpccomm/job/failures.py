@@ -9,13 +9,11 @@ computing, or waiting in shared memory.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DistBackendError, RankFailedError, on_rank
@@ -186,15 +184,20 @@ def rank_failed(operation: str, ranks: tuple[int, ...]) -> RankFailedError:
     return RankFailedError(f"{who}; {next_step}{on_rank()}", ranks, operation)
 
 
-@contextlib.contextmanager
-def translating(operation: str, comm: MPI.Intracomm | None) -> Iterator[None]:
+class translating:  # contextlib.contextmanager takes 2 us more
     """Translate MPI's errors in the block: to RankFailedError if a rank has died, otherwise to DistBackendError."""
-    from mpi4py import MPI
 
-    try:
-        yield
-    except MPI.Exception as error:
-        raise translated(operation, error, comm) or backend_error(operation, error) from error
+    def __init__(self, operation: str, comm: MPI.Intracomm | None) -> None:
+        self._operation, self._comm = operation, comm
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            from mpi4py import MPI
+
+            if isinstance(error, MPI.Exception):
+                raise translated(self._operation, error, self._comm) or backend_error(self._operation, error) from error
 
 
 def backend_error(operation: str, error: MPI.Exception) -> DistBackendError:
@@ -280,17 +283,26 @@ def keep_spare(comm: Any, spare: Any = None) -> None:
     If two threads of a process make communicators, Open MPI 5.0 proceeds with only one until all its ranks have come:
     on two ranks, thread and program could wait for each other. It also does not notice a dead rank there.
     """
-    from mpi4py import MPI
+    if _keeps_spares():
+        from mpi4py import MPI
 
-    if is_on() or (MPI.get_vendor()[0] == "Open MPI" and MPI.Query_thread() == MPI.THREAD_MULTIPLE):
         with translating("making a group", comm):
             spare = spare or comm.Dup()
         watch(spare, comm)
         _spares[MPI._handleof(comm)] = spare
 
 
+@functools.cache
+def _keeps_spares() -> bool:
+    from mpi4py import MPI
+
+    return is_on() or (MPI.get_vendor()[0] == "Open MPI" and MPI.Query_thread() == MPI.THREAD_MULTIPLE)
+
+
 def take_spare(comm: Any) -> Any:
     """Remove and return the duplicate that `keep_spare` made; None if it made none."""
+    if not _spares:
+        return None
     from mpi4py import MPI
 
     return _spares.pop(MPI._handleof(comm), None)

@@ -270,11 +270,13 @@ cdef class Collectives(InNode):
         return self.is_in_node(0) and self.has_ended(self.meet(), "barrier")
 
     cdef int meet(self) except? -9:
-        cdef int code = 0
-        cdef bint in_node = not self.is_alone and self.is_in_node(0)
+        if self.is_alone:
+            return 0
+        cdef int code
+        cdef bint in_node = self.is_in_node(0)
         with nogil:
             if in_node:
                 code = node_barrier(&self.node, call_of(BARRIER, 0, 0))
-            elif not self.is_alone:
+            else:
                 code = mpi.barrier(self.comm)
         return code

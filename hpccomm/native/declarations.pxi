@@ -131,7 +131,7 @@ cdef enum:
     PARTS = 64  # most parts of a list
     WAITED = 512  # most Works that are waited for at once
     SMALL = 2048  # most elements that are prepared here: NumPy prepares more as fast
-    REAP_EVERY = 32  # new Works between two polls of those in flight, if the program holds the oldest
+    REAP_EVERY = 32  # fewest new Works between two polls of those in flight, if the program holds the oldest
     MOST_RUNS = 16  # memory for more runs of coalesced arrays is not kept
     STATUS_BYTES = 64  # most bytes of an MPI_Status
     LARGEST_COUNT = 0x7FFFFFFF

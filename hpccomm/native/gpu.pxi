@@ -96,7 +96,7 @@ ctypedef void* P
 ctypedef int (*Reduces)(P, P, size_t, int, int, P, P) noexcept nogil
 ctypedef int (*Moves)(P, P, size_t, int, P, P) noexcept nogil
 ctypedef int (*Rooted)(P, P, size_t, int, int, P, P) noexcept nogil
-ctypedef int (*Message)(P, size_t, int, int, P, P) noexcept nogil
+ctypedef int (*Passes)(P, size_t, int, int, P, P) noexcept nogil
 
 cdef struct Functions:  # in the order of FUNCTIONS
     intptr_t (*current_stream)(int) except? -1
@@ -111,7 +111,7 @@ cdef struct Functions:  # in the order of FUNCTIONS
     int (*reduce)(P, P, size_t, int, int, int, P, P) noexcept nogil
     Rooted broadcast
     Moves all_gather
-    Message send, recv
+    Passes send, recv
     int (*group_start)() noexcept nogil
     int (*group_end)() noexcept nogil
     int (*state)(P, int*) noexcept nogil

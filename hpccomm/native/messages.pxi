@@ -1,5 +1,27 @@
 # Messages, and asynchronous operations, which return Works.
 
+cdef object send_function, recv_function, checked_constructor
+
+
+def set_up_messages(isend, irecv, constructor):
+    """Set the functions that `Message.op` may be, and P2POp's constructor in Python."""
+    global send_function, recv_function, checked_constructor
+    send_function, recv_function, checked_constructor = isend, irecv, constructor
+
+
+cdef class Message:
+    """The base class of P2POp: its attributes, and its constructor unless it raises or is given c10d's `tensor`."""
+
+    cdef public object op, array, peer, group, tag, group_peer
+
+    def __init__(self, op, array=None, peer=None, group=None, tag=0, group_peer=None, tensor=None):
+        if tensor is not None or op is not send_function and op is not recv_function:
+            checked_constructor(self, op, array, peer, group, tag, group_peer, tensor)
+            return
+        self.op, self.array, self.peer = op, array, peer
+        self.group, self.tag, self.group_peer = group, tag, group_peer
+
+
 cdef class FastPath(Sparse):
     """The fast path of one group; its subclass in mpi/compiled.py has the parts that may be slow."""
 
@@ -8,7 +30,7 @@ cdef class FastPath(Sparse):
 
     def send(self, array, dst, tag):
         """Send a message, or return False."""
-        cdef Array* x = plain(array, self.largest)
+        cdef Array* x = plain(array, LARGEST_COUNT)
         if x == NULL or not is_rank(dst, self.size) or not self.is_tag(tag) or type_of(x) == 0:
             return False
         cdef int code, peer = PyLong_AsLong(dst), label = PyLong_AsLong(tag)
@@ -27,7 +49,7 @@ cdef class FastPath(Sparse):
 
     def recv(self, array, src, tag):
         """Receive a message and return its sender, or return None."""
-        cdef Array* x = plain(array, self.largest)
+        cdef Array* x = plain(array, LARGEST_COUNT)
         if x == NULL or not is_rank(src, self.size) or not self.is_tag(tag) or type_of(x) == 0:
             return None
         cdef char[STATUS_BYTES] status
@@ -47,8 +69,8 @@ cdef class FastPath(Sparse):
 
     def sendrecv(self, array, dst, output, src, tag, recv_tag):
         """Send a message and receive another, and return its sender; or return None."""
-        cdef Array* y = plain(output, self.largest)
-        cdef Array* x = plain(array, self.largest)
+        cdef Array* y = plain(output, LARGEST_COUNT)
+        cdef Array* x = plain(array, LARGEST_COUNT)
         if y == NULL or x == NULL or not are_apart(y, x) or type_of(x) == 0 or type_of(y) == 0:
             return None
         if not (is_rank(dst, self.size) and is_rank(src, self.size) and self.is_tag(tag) and may_block()):
@@ -70,38 +92,44 @@ cdef class FastPath(Sparse):
 
     def isend(self, array, dst, tag):
         """Begin to send a message and return its Work, or return None."""
-        return self.begun(False, array, dst, tag) if self.takes_message(False, array, dst, tag) else None
+        return self.begun(self.prepared(False, array, dst, tag))
 
     def irecv(self, array, src, tag):
         """Begin to receive a message and return its Work, or return None."""
-        return self.begun(True, array, src, tag) if self.takes_message(True, array, src, tag) else None
+        return self.begun(self.prepared(True, array, src, tag))
 
-    cdef inline bint takes_message(self, bint receives, object array, object peer, object tag) noexcept:
-        cdef Array* x = plain(array, self.largest)
-        return (
-            x != NULL and self.is_tag(tag) and type_of(x) != 0
-            and (is_rank(peer, self.size) or receives and peer is None)
-        )
-
-    cdef Pending begun(self, bint receives, object array, object peer, object tag):
-        """Begin a message and return its Work."""
-        cdef Array* x = <Array*>array
-        cdef int code, label = PyLong_AsLong(tag), rank = mpi.any_source if peer is None else PyLong_AsLong(peer)
+    cdef inline Pending prepared(self, bint receives, object array, object peer, object tag):
+        """Return the Work of a message that has not begun; None if the checks must do it."""
+        cdef Array* x = plain(array, LARGEST_COUNT)
+        if x == NULL or not self.is_tag(tag) or type_of(x) == 0:
+            return None
+        if not (is_rank(peer, self.size) or receives and peer is None):
+            return None
         cdef Pending work = self.new_work(array)
+        work.name, work.peer, work.tag = "recv" if receives else "send", peer, tag
+        if receives:
+            work.expected = PyArray_NBYTES(x)
+        return work
+
+    cdef Pending begun(self, Pending work):
+        """Begin the message of a prepared Work, if there is one, and return the Work."""
+        if work is None:
+            return None
+        cdef Array* x = <Array*><PyObject*>work.array
+        cdef bint receives = work.expected >= 0
+        cdef int code, label = PyLong_AsLong(work.tag)
+        cdef int rank = mpi.any_source if work.peer is None else PyLong_AsLong(work.peer)
         work.entry = note(self, RECV if receives else SEND, PyArray_TYPE(x), PyArray_NBYTES(x), NOBODY,
-                          NOBODY if peer is None else rank, label, True)
+                          NOBODY if work.peer is None else rank, label, True)
         with nogil:
             if receives:
                 code = mpi.irecv(PyArray_DATA(x), count_of(x), type_of(x), rank, label, self.comm, &work.request)
             else:
                 code = mpi.isend(PyArray_DATA(x), count_of(x), type_of(x), rank, label, self.comm, &work.request)
-        work.name = "recv" if receives else "send"
         if code:
             raise self.failed(work.name, code)
-        if receives:
-            work.expected = PyArray_NBYTES(x)
         self.messages += 1
-        work.peer, work.tag, work.number = peer, tag, self.messages + self.passed_messages
+        work.number = self.messages + self.passed_messages
         self.follow(work)
         return work
 
@@ -109,20 +137,23 @@ cdef class FastPath(Sparse):
         """Begin the messages of a list of `kind` (P2POp), receives first; return their Works, or None."""
         if not PyList_CheckExact(messages):
             return None
-        cdef list given = []
-        cdef bint receives
-        for each in <list>messages:
-            if type(each) is not kind or each.group is not None or each.group_peer is not None:
+        cdef list works = []
+        cdef Message each
+        cdef Pending work
+        for item in <list>messages:
+            if type(item) is not kind:
                 return None
-            receives, array, peer, tag = each.op is irecv, each.array, each.peer, each.tag
-            given.append((receives, array, peer, tag))
-            if peer is None or not self.takes_message(receives, array, peer, tag):
+            each = <Message>item
+            if each.group is not None or each.group_peer is not None or each.peer is None:
                 return None
-        cdef list works = [None] * len(given)
-        for first in (True, False):
-            for i, (receives, array, peer, tag) in enumerate(given):
-                if receives is first:
-                    works[i] = self.begun(receives, array, peer, tag)
+            work = self.prepared(each.op is irecv, each.array, each.peer, each.tag)
+            if work is None:
+                return None
+            works.append(work)
+        for receives in (True, False):
+            for item in works:
+                if ((<Pending>item).expected >= 0) is receives:
+                    self.begun(<Pending>item)
         return works
 
     def ibroadcast(self, array, root):
@@ -188,20 +219,27 @@ cdef class FastPath(Sparse):
         """Keep a Work, and thereby its array, while it is in flight."""
         if work.array is not None:
             self.unasked_bytes += PyArray_NBYTES(<Array*>work.array)
-        if self.unasked_bytes >= REAP_BYTES:
-            self.unasked_bytes = 0
-            while self.forgets_oldest():
-                pass
-            self.dispatcher.reap()
-        elif PyDict_Size(self.in_flight) >= REAP_ABOVE:
-            self.unasked += 1
-            if self.unasked >= REAP_EVERY or self.oldest().ob_refcnt == 1:  # only the dispatcher has it
-                self.unasked = 0
+        cdef Py_ssize_t size = PyDict_Size(self.in_flight)
+        self.unasked += 1
+        if self.unasked_bytes >= REAP_BYTES or size >= REAP_ABOVE and (
+            self.unasked >= max(REAP_EVERY, size // 4) or self.oldest().ob_refcnt == 1
+        ):
+            self.unasked = self.unasked_bytes = 0
+            if self.has_dropped():
                 while self.forgets_oldest():
                     pass
                 self.dispatcher.reap()
         self.in_flight[work] = None
         return 0
+
+    cdef bint has_dropped(self) noexcept:
+        """Whether the program has dropped a Work in flight: only the dispatcher has it. It will wait for all others."""
+        cdef PyObject* found
+        cdef Py_ssize_t place = 0
+        while PyDict_Next(self.in_flight, &place, &found, NULL):
+            if found.ob_refcnt == 1:
+                return True
+        return False
 
     cdef PyObject* oldest(self) noexcept:
         """Return the oldest Work in flight; there must be one."""

@@ -30,8 +30,8 @@ cdef class Path:
 
     def __init__(self, comm, int rank, int size, dict windows, Py_ssize_t largest, Py_ssize_t largest_async,
                  int largest_tag, usual_op, average, Py_ssize_t largest_run, type work_class):
-        """`comm`: the communicator's handle; `largest`: most bytes of an array, `largest_run`: of arrays packed into
-        one; `usual_op`: the op that is compared first, SUM; `average`: AVG.
+        """`comm`: the communicator's handle; `largest`: most bytes of a collective's array, `largest_run`: of
+        arrays packed into one; `usual_op`: the op that is compared first, SUM; `average`: AVG.
         """
         if not issubclass(work_class, Pending):
             raise TypeError(f"{work_class!r} is no subclass of Pending")

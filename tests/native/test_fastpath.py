@@ -480,6 +480,30 @@ def test_dropped_works_are_let_go_of_where_nothing_else_makes_mpi_progress(
 
 
 @needs_extension
+def test_works_that_the_program_holds_are_not_polled_before_it_waits(
+    process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n, me, polls = process_group.size, process_group.rank, []
+    monkeypatch.setattr(process_group.dispatcher, "reap", lambda: polls.append(len(process_group.dispatcher.in_flight)))
+    _, works = messages(n, me, 200)
+    assert not polls
+    hc.wait_all(works)
+    _, works = messages(n, me, 50)
+    del works[0]
+    hc.wait_all(works + messages(n, me, 50)[1])
+    assert polls
+
+
+@needs_extension
+def test_large_messages_take_the_fast_path(process_group: hc.ProcessGroup) -> None:
+    n, me, checked = process_group.size, process_group.rank, process_group.dispatcher.messages
+    output = np.zeros(1 << 20)  # more bytes than a collective's segment
+    hc.wait_all([hc.irecv(output, (me - 1) % n), hc.isend(np.full(1 << 20, 1.0 * me), (me + 1) % n)])
+    assert process_group.dispatcher.messages == checked
+    assert (output == (me - 1) % n).all()
+
+
+@needs_extension
 def test_ranks_that_are_bound_to_a_core_each_have_the_cores_of_all(
     process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
