@@ -90,6 +90,7 @@ def test_avg_of_a_prefix(function: Any) -> None:
 def test_unknown_reductions() -> None:
     refused(ValueError, "no reduction is called 'median'; the names are sum, avg", hc.all_reduce, np.ones(1), "median")
     refused(TypeError, "op is 3; expected a ReduceOp", hc.all_reduce, np.ones(1), 3)
+    refused(TypeError, "op is a ndarray; expected a ReduceOp", hc.all_reduce, np.ones(1), np.ones(1))
     refused(TypeError, r"write ReduceOp\.PREMUL_SUM\(factor\)", hc.all_reduce, np.ones(1), hc.ReduceOp.PREMUL_SUM)
     refused(TypeError, r'an MPI\.Op: write "sum" \(rank', hc.all_reduce, np.ones(1), np.sum)
     refused(TypeError, r'an MPI\.Op: write "max" \(rank', hc.all_reduce, np.ones(1), np.maximum)

@@ -45,6 +45,8 @@ sched_yield = getattr(os, "sched_yield", partial(time.sleep, 1e-6))
 class NodeExchange(PersistentWork):
     """An exchange with the ranks of this node, and through `rest` with other ranks."""
 
+    _ended_turn = 0
+
     def __init__(
         self,
         comm: MPI.Intracomm,
@@ -79,14 +81,15 @@ class NodeExchange(PersistentWork):
         if not fast.is_open or dispatcher.hooks or dispatcher.check is not None:
             super().start()
             return
-        fast.count += 1
-        dispatcher.recent.append((dispatcher.collectives + fast.count, *self._shown))
         self.begin()
         self.is_active = True
+        fast.count += 1
+        dispatcher.recent.append((dispatcher.collectives + fast.count, *self._shown))
 
     def begin(self) -> None:
         """Pack, announce it to the ranks of the node, and send to the other ranks."""
-        self._pieces.start()
+        if self._pieces.number == self._ended_turn:  # not if a signal handler has raised in an earlier start
+            self._pieces.start()
         if self._adds is not None:
             self._adds[self._pieces.number & 1].arm()
         if self._rest is not None:
@@ -125,6 +128,7 @@ class NodeExchange(PersistentWork):
         return True
 
     def _unpack(self) -> None:
+        self._ended_turn = self._pieces.number
         if self._adds is not None:
             self._adds[self._pieces.number & 1]()
         elif code := self._pieces.unpack():

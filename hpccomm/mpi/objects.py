@@ -195,7 +195,12 @@ class ObjectTransport(Backend):
     def send_object_list(self, objects: list[Any], dst: int, tag: int) -> None:
         """Send the objects."""
         wrapped = self._wrapped(objects)
-        self._messages.send(wrapped, dst, tag + OBJECTS)
+        if get_ident() == MAIN:
+            self._messages.send(wrapped, dst, tag + OBJECTS)
+        else:  # the end of the program can't stop a thread inside MPI_Send
+            sending, looks = self._messages.isend(wrapped, dst, tag + OBJECTS), pauses()
+            while not sending.test()[0]:
+                pause(next(looks))
         _unwrapped("send_object_list", [wrapped])
 
     def recv_object_list(self, src: int | None, tag: int) -> tuple[list[Any], int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from operator import setitem
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from mpi4py import MPI
 
 from ..core.operation_list import MESSAGES, OPERATIONS
 from ..core.persistent_work import PersistentWork, Repeated
+from ..core.timeouts import MAIN
 from ..core.work import Once, both, repeatable
 from ..process.tuning import NEVER
 from .backend import MPIBackend
@@ -45,10 +47,10 @@ class MPIPersistentWork(PersistentWork):
 
     def block(self) -> None:
         """Wait for every request, and unpack."""
-        if self._one is not None:
+        if self._one is not None and get_ident() == MAIN:
             self._one.Wait()
         else:
-            MPI.Request.Waitall(self._requests)
+            wait_for(self._requests, [MPI.Status() for _ in self._requests])
         if self._finish is not None:
             self._finish()
 

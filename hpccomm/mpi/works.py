@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from ..core.timeouts import MAIN
+from ..core.timeouts import MAIN, pause, pauses
 from ..core.work import Progress, Work, both, repeatable
 from ..errors import DistBackendError, DistError, RankFailedError, on_rank
 from ..job import failures
@@ -148,14 +148,26 @@ class SendReceiveWork(ExchangeWork):
 
 def wait_for(requests: list[Any], statuses: list[MPI.Status]) -> None:
     """Wait for requests; outside the main thread by MPI_Test, so that the end of the program can stop the thread."""
-    if get_ident() != MAIN and fastpath is not None:
+    if get_ident() == MAIN:
+        if len(requests) == 1:  # Waitall would hide the error class
+            requests[0].Wait(statuses[0])
+        else:
+            MPI.Request.Waitall(requests, statuses)
+    elif fastpath is not None:
         fastpath.wait_for_requests(*(np.fromiter(map(MPI._addressof, each), np.uintp) for each in (requests, statuses)))
         for request in requests:
             request.Wait()  # mpi4py drops its references to buffers
-    elif len(requests) == 1:  # Waitall would hide the error class
-        requests[0].Wait(statuses[0])
     else:
-        MPI.Request.Waitall(requests, statuses)
+        errors = []
+        for request, status in zip(requests, statuses, strict=True):
+            looks = pauses()
+            try:
+                while not request.Test(status):
+                    pause(next(looks))
+            except MPI.Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
 
 def done(request: MPI.Request | None, finish: Finish, *alive: Any) -> Work | None:

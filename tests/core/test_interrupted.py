@@ -140,6 +140,25 @@ def test_a_start_has_happened_or_not_when_a_handler_has_raised_anywhere_in_it(
                 assert (array == moment * group.size).all(), moment
 
 
+@pytest.mark.skipif(fastpath is None, reason="a start of MPI's and the note of it are two steps of Python")
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("columns", [1, 100, 100_000])
+@pytest.mark.parametrize("adds", [True, False])
+def test_a_halo_starts_once_also_where_a_handler_has_raised_in_its_start(columns: int, adds: bool) -> None:
+    with hc.new_grid((0,), periodic=True) as grid:  # type: ignore[union-attr]
+        array, before = np.zeros((4, columns)), (grid.rank - 1) % grid.size
+        with (hc.halo_accumulate_init if adds else hc.halo_exchange_init)(array, grid) as work:
+            for moment in range(1, MOMENTS):
+                array[:] = 100.0 * moment + grid.rank
+                if grid.rank == 0:
+                    interrupted(work.start, moment, Alarm)
+                if not work.is_active:
+                    work.start()
+                work.wait(60)
+                came = 100.0 * moment + before
+                assert (array[1] == came + 100.0 * moment + grid.rank if adds else array[0] == came).all(), moment
+
+
 @pytest.mark.parametrize("way", ["counted", "counted, and longer than a block", "consensus"])
 def test_a_sparse_exchange_goes_on_after_a_handler_has_raised_anywhere_in_it(
     process_group: hc.ProcessGroup, way: str, monkeypatch: pytest.MonkeyPatch

@@ -6,6 +6,7 @@ import gc
 import json
 import math
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType, SimpleNamespace
@@ -15,6 +16,7 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
+from hpccomm.debug import groups_seen
 from hpccomm.debug import report as reports
 from hpccomm.debug.culprits import Verdict, verdict
 from hpccomm.debug.report import Reporter
@@ -92,6 +94,15 @@ def test_the_groups_that_a_rank_has_made_are_short_in_its_report(ranks: Sequence
     assert f" {ranks[-1]}" in called[0]
     assert called[2] == f"new_group (ranks {', '.join(map(str, range(16)))})"
     assert called[0] != called[1]
+
+
+def test_what_a_rank_knows_of_a_group_goes_with_it(process_group: hc.ProcessGroup) -> None:
+    group: Any = hc.new_group()
+    known = weakref.ref(groups_seen._seen[group])
+    group.destroy()
+    del group
+    gc.collect()
+    assert known() is None
 
 
 def test_made_up_reports_are_like_real_ones(tmp_path: Path) -> None:

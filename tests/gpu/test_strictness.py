@@ -80,11 +80,11 @@ def test_the_gpu_has_no_access_to_the_hosts_memory(monkeypatch: pytest.MonkeyPat
         packing.alive.append(cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0)))
         return packing.alive[-1]
 
-    array = gpus.array(np.ones(4), strided)
-    hc.all_reduce(array)
+    array, op = gpus.array(np.ones(4), strided), hc.ReduceOp.PREMUL_SUM(2)  # is planned
+    hc.all_reduce(array, op)
     monkeypatch.setattr(Packing, "empty", on_the_host)
     with pytest.raises(Exception, match="cudaErrorIllegalAddress"):
-        hc.all_reduce(array)
+        hc.all_reduce(array, op)
 
 
 # -- kernels that are loaded behind one that waits ---------------------------------------------------

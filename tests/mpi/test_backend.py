@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 import hpccomm as hc
 from hpccomm.core.operation_list import OPERATIONS
+from hpccomm.mpi import works
 from hpccomm.mpi.works import joined
+from hpccomm.native import fastpath
 
 from ..calls import CALLS, On
 
@@ -83,3 +86,23 @@ def test_packed_copies_live_until_the_work_is_done(process_group: hc.ProcessGrou
 def test_only_requests_of_mpi_can_be_joined() -> None:
     with pytest.raises(TypeError, match="a part of a composed operation is <CompletedWork"):
         joined([hc.CompletedWork()], None)
+
+
+@pytest.mark.skipif(MPI.COMM_WORLD.Get_size() < 2, reason="Open MPI truncates messages to oneself without an error")
+@pytest.mark.parametrize("is_compiled", [False, *[True] * (fastpath is not None)])
+def test_a_thread_waits_for_all_requests_also_after_an_error(
+    process_group: hc.ProcessGroup, is_compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hc.all_reduce(np.ones(1))  # sets up the compiled extension
+    monkeypatch.setattr(works, "MAIN", None)
+    if not is_compiled:
+        monkeypatch.setattr(works, "fastpath", None)
+    comm, outputs = process_group.comm, [np.zeros(1), np.zeros(2)]
+    requests = [comm.Irecv(output, (process_group.rank - 1) % process_group.size) for output in outputs]
+    # the first message is too long
+    sent = [comm.Isend(np.full(2, i), (process_group.rank + 1) % process_group.size) for i in (1.0, 2.0)]
+    with pytest.raises(MPI.Exception) as caught:
+        works.wait_for(requests, [MPI.Status() for _ in requests])
+    assert caught.value.Get_error_class() == MPI.ERR_TRUNCATE
+    assert (outputs[1] == 2).all()
+    MPI.Request.Waitall(sent)

@@ -224,3 +224,11 @@ def test_more_exchanges_than_there_may_be_windows(monkeypatch: pytest.MonkeyPatc
         if grid.size > 1:
             with pytest.raises(MemoryError, match=r"this process has \d+ windows already; destroy groups"):
                 hc.empty_shared(3, group=grid)
+
+
+@pytest.mark.parametrize("axes", [33, 64])
+def test_parts_with_too_many_gaps_are_refused(axes: int) -> None:
+    _pieces = pytest.importorskip("hpccomm.native._pieces")
+    strides = tuple(4**axis for axis in range(1, axes + 1))
+    with pytest.raises(ValueError, match=f"has {axes} axes with gaps between them; at most 32"):
+        _pieces.Pieces([(0, (2,) * axes, 1, strides[::-1], strides[::-1], (0, 0))], [], [])

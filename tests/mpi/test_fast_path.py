@@ -217,7 +217,7 @@ PAIR = ((hc.irecv, np.ones(1), ME), (hc.isend, np.ones(1), ME))
         (lambda x, y: hc.broadcast(x, 0), 2, 14),
         (lambda x, y: hc.all_gather_single(y, x), 2, 16),
         (lambda x, y: hc.reduce(x, 0), 2, 21),
-        (lambda x, y: hc.all_reduce(x, async_op=True).wait(), 2, 18),
+        (lambda x, y: hc.all_reduce(x, async_op=True).wait(), 2, 19),
         (lambda x, y: hc.all_reduce(x, "avg"), 2, 12),
         (lambda x, y: hc.all_reduce(STRIDED), 2, 13),
         (lambda x, y: hc.all_reduce(HALF), 2, 18),

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import itertools
+import re
 import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import hpccomm as hc
+from hpccomm.core.overlap import address_of
 from hpccomm.mpi.shared_memory import share
+from hpccomm.native import fastpath
 from hpccomm.process.tuning import Tuning
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -50,3 +54,22 @@ def test_ranks_on_several_nodes_leave_collectives_to_mpi(
     monkeypatch.setattr(shared, "_meet", None)
     hc.all_reduce(array)
     assert (array == process_group.size).all()
+
+
+@pytest.mark.skipif(fastpath is None, reason="without the compiled extension")
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_touches_its_own_part_of_the_nodes_memory(process_group: hc.ProcessGroup) -> None:
+    """Pages lie in the NUMA domain of the rank that touches them first, and count for its limit of memory."""
+    with hc.new_group() as group:
+        for _ in range(20):
+            hc.barrier(group)
+        memory: Any = group.dispatcher.fast_path._memory  # type: ignore[union-attr]
+        start, touched, is_there = address_of(memory.parts[0]), 0, False
+        for line in Path("/proc/self/smaps").read_text().splitlines():
+            if found := re.match("([0-9a-f]+)-([0-9a-f]+) ", line):
+                first, last = (int(each, 16) for each in found.groups())
+                is_there = first < start + sum(part.nbytes for part in memory.parts) and start < last
+            elif is_there and line.startswith("Rss:"):
+                touched += 1024 * int(line.split()[1])
+        own = memory.parts[group.rank].nbytes  # type: ignore[union-attr]
+    assert own <= touched < own + (256 << 10)

@@ -77,7 +77,7 @@ import hpccomm as hc
 from mpi4py import MPI
 
 world = hc.init_process_group()
-other, heard = 1 - world.rank, []
+other, heard, LARGE = 1 - world.rank, [], np.zeros(10**6)
 
 def receive(x, tag):
     {receive}
@@ -102,9 +102,11 @@ hc.all_reduce(x)
 assert (x == 2).all() and sorted(heard) == [0, 1, 2, 3], heard
 """
 SEND, SEND_OBJECT = "hc.send(x, other, tag=tag)", "hc.send_object_list([x], other, tag=tag)"
+WAIT = "work.start(); work.wait()"
+RECV_OBJECT = "got = [None]; hc.recv_object_list(got, other, tag=tag); x[...] = got[0]"
 
 
-@pytest.mark.skipif(fastpath is None, reason="without the compiled extension")
+@pytest.mark.parametrize("is_compiled", [False, *[True] * (fastpath is not None)])
 @pytest.mark.parametrize(
     ("receive", "send"),
     [
@@ -115,15 +117,17 @@ SEND, SEND_OBJECT = "hc.send(x, other, tag=tag)", "hc.send_object_list([x], othe
         ("hc.irecv(x, other, tag=tag).wait()", SEND),
         ("hc.wait_all([hc.irecv(x, other, tag=tag)])", SEND),
         ("hc.batch_isend_irecv([hc.P2POp(hc.irecv, x, other, tag=tag)])[0].wait()", SEND),
-        ("work = hc.recv_init(x, other, tag=tag); work.start(); work.wait()", SEND),
-        ("got = [None]; hc.recv_object_list(got, other, tag=tag); x[...] = got[0]", SEND_OBJECT),
+        ("work = hc.recv_init(x, other, tag=tag); " + WAIT, SEND),
+        ("work = hc.send_init(LARGE, other, tag=9) if tag in heard else hc.recv_init(x, tag=tag); " + WAIT, SEND),
+        (RECV_OBJECT, SEND_OBJECT),
+        (f"if tag in heard: hc.send_object_list([LARGE], other, tag=9)\n    else: {RECV_OBJECT}", SEND_OBJECT),
         ("got = [None]; hc.recv_object_list(got, tag=tag, async_op=True).wait(); x[...] = got[0]", SEND_OBJECT),
     ],
 )
 def test_threads_that_wait_for_messages_at_the_end_of_the_program_do_no_harm(
-    receive: str, send: str, tmp_path: Path
+    receive: str, send: str, is_compiled: bool, tmp_path: Path
 ) -> None:
     file = tmp_path / "program.py"
     file.write_text(LISTENERS.format(receive=receive, send=send))
-    ended = launch(2, sys.executable, file)
+    ended = launch(2, sys.executable, file, env={"HPCCOMM_NATIVE": f"{is_compiled:d}"})
     assert (ended.returncode, ended.stderr) == (0, "")

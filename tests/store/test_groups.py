@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import socket
 import threading
 from collections.abc import Iterator
@@ -308,6 +309,16 @@ def test_parsed_method() -> None:
     assert rendezvous.parsed("tcp://node1:29500?world_size=4") == Method(("node1", 29500), -1, 4)
     assert rendezvous.parsed("env://", {"MASTER_ADDR": "a", "MASTER_PORT": "1"}) == Method(("a", 1))
     assert rendezvous.parsed("file:///scratch/a%20b?rank=0") == Method("/scratch/a b", 0)
+
+
+@pytest.mark.parametrize(("files", "is_told"), [(1024, True), (9000, False), (resource.RLIM_INFINITY, False)])
+def test_where_rank_0_may_open_too_few_files_it_says_what_to_type(
+    files: int, is_told: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, files))
+    world_store._tell_of_too_few_files(2000)
+    assert len(caplog.messages) == is_told
+    assert all("type `ulimit -Hn 2256` before the job is started" in message for message in caplog.messages)
 
 
 def test_a_closed_world_store_says_so() -> None:
