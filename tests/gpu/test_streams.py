@@ -587,13 +587,17 @@ def test_what_nccl_uses_is_kept_without_the_work(
     assert not races
 
 
-def test_a_wait_for_one_operation_orders_nothing_behind_a_later_one(process_group: hc.ProcessGroup) -> None:
+def test_a_wait_for_one_operation_orders_nothing_behind_a_later_one(
+    process_group: hc.ProcessGroup, machine: Any
+) -> None:
     array = gpus.array(np.ones(3))
+    machine.held = True  # the first is still in flight
     first = hc.all_reduce(gpus.array(np.ones(3)), async_op=True)
     second = hc.all_reduce(array, async_op=True)
     first.wait()
     hc.all_reduce(array)  # behind the second; the stand-in sees it if not
     second.wait()
+    machine.held = False
     assert_same(gpus.values(array), np.full(3, float(process_group.size) ** 2))
 
 
