@@ -167,6 +167,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "GradientBuckets.wait": in_buckets,
     "PersistentWork.free": lambda: started("coalesced").free(),
     "PersistentWork.is_completed": lambda: poll(started("receive").is_completed),
+    "PersistentWork.run": lambda: ready["reduction"].run(),
     "PersistentWork.wait": lambda: started("reduction").wait(),
     "PersistentWork.wait, halo": lambda: started("halo").wait(),
     "PersistentWork.wait, large": lambda: started("large").wait(),
