@@ -21,7 +21,7 @@ PROVIDER = "tests.gpu.fake_nccl.provider"
 FLAGS = ["-shared", "-fPIC", "-O2", "-Wl,-soname,libnccl.so.2"]
 SUBSTITUTED = (
     "over a fake libnccl: host time only, no GPU, nothing is communicated\n"
-    "substituted: libnccl.so.2, by functions that return at once; and of CUDA, by Python functions that do nothing,\n"
+    "substituted: libnccl.so.2, by functions that return at once; and of CUDA, by functions that do nothing,\n"
     "because it needs a driver: the look-ups of the current GPU and stream, and all of streams, events, memory, copies"
 )
 
