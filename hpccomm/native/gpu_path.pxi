@@ -361,7 +361,7 @@ cdef class GPUPath:
                              object result, object arrays, object source):
         """Return the Work of an operation that has begun, which the group keeps."""
         cdef GPUPending work = <GPUPending>hc_new(self.work_class, NO_ARGUMENTS)
-        work.path, work._event, work.current, work.called_on = self, <uintptr_t>event, current, <intptr_t>current
+        work.path, work._event, work.called_on = self, <uintptr_t>event, <intptr_t>current
         work.name, work.number, work.entry, work.array, work.source = NAMES[what], number, entry, result, source
         work.dtype, work.count = <object>gpu_dtypes[x.type - &gpu_types[0]], x.nbytes // x.type.itemsize
         work.timeout = self.timeout

@@ -5,14 +5,14 @@ cdef class GPUPending:
 
     cdef readonly GPUPath path
     cdef public uintptr_t _event
-    cdef public object called_on, _rest, source, operation, error, timeout, alive
+    cdef public intptr_t called_on  # the current stream at the time of the call; NO_STREAM: the arrays were let go
+    cdef public object _rest, source, operation, error, timeout, alive
     cdef public object _status, _finish, _callbacks, _future
     cdef public bint _busy, _notified, was_asked, error_was_seen
     cdef object name, array, peer, tag, known_info, dtype
     cdef Py_ssize_t count
     cdef long long number, entry
     cdef bint holds  # the group keeps its arrays
-    cdef P current
 
     def __cinit__(self):
         self._status = IN_FLIGHT
@@ -54,19 +54,19 @@ cdef class GPUPending:
             return gpu_work_wait(self, timeout)  # which sets the GPU, or raises the error
         if self._event == path.issuing.newest:
             path.issuing.last = <intptr_t>current  # later work on this stream is behind the newest operation
-        if current == self.current:
+        if <intptr_t>current == self.called_on:
             self._let_go()
         return True
 
     def _let_go(self):
         """See CudaWork._let_go."""
         cdef GPUPath path = self.path
-        cdef GPUPending rest
         if self.path.in_flight.pop(self, False) is False:  # it is part of another Work
             return
-        rest = <GPUPending>hc_new(path.work_class, NO_ARGUMENTS)
+        cdef GPUPending rest = <GPUPending>hc_new(path.work_class, NO_ARGUMENTS)
         rest.path, rest._event, rest.name, rest.number, rest.entry = path, self._event, self.name, self.number, self.entry
         rest.dtype, rest.count, rest.peer, rest.tag, rest.timeout = self.dtype, self.count, self.peer, self.tag, self.timeout
+        rest.called_on = NO_STREAM
         path.kept[self._event] = ()
         self.holds_no_more()
         self._event, self._rest = 0, rest

@@ -39,7 +39,7 @@ COMPILED = {  # pieces of the compiled path, and what stands there instead
     "or path.to.wait(current, <P>self._event, 0)": "",
     "self.kept[work._event] = (None, arrays)": "self.kept[work._event] = (None, ())",
     "if self._event == path.issuing.newest:": "if True:",
-    "if current == self.current:": "if True:",
+    "if <intptr_t>current == self.called_on:": "if True:",
     "code = of_cuda(launch(&self.to, packed, True, stream))": "pass",
     "arrays = arrays, memory": "pass",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import re
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -671,6 +672,15 @@ def test_a_work_that_a_stream_waits_for_goes_on_as_before(process_group: hc.Proc
         assert work.sequence_number == number
     process_group.dispatcher.reap()
     assert not process_group.dispatcher.in_flight
+
+
+def test_a_program_may_wait_for_a_work_as_often_as_it_likes(machine: Any) -> None:
+    machine.held = True
+    work = hc.all_reduce(gpus.array(np.ones(3)), async_op=True)
+    for _ in range(2 * sys.getrecursionlimit()):
+        work.wait()
+    machine.held = False
+    work.synchronize()
 
 
 def test_whose_wait_makes_a_stream_wait(process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
