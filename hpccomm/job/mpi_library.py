@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -69,19 +70,18 @@ def membership(comm: Any) -> dict[str, Any]:
     TypeError if `comm` is not an intracommunicator; also the errors of `agreed`.
     """
     from ..process.settings import agreed
-    from .cuda_aware import asked_of_the_library
     from .tags import LARGEST
 
     mpi = load()
     if not isinstance(comm, mpi.Intracomm) or comm == mpi.COMM_NULL:
         raise TypeError(f"comm is {comm!r}; expected an mpi4py intracommunicator")
-    take_names_away(MAPPED_AT_INIT)  # before the first wait: another rank may never come
+    _take_names_of_init_away()  # before the first wait: another rank may never come
     with failures.translating("making a group", comm):
         # Not comm.Dup: a subclass may override methods, and Dup calls the program's functions that copy attributes.
         comm = private(mpi.Intracomm(comm).Split(0, comm.Get_rank()))
         try:
             failures.keep_spare(comm)
-            settings = agreed(comm, lambda: asked_of_the_library().is_proven)
+            settings = agreed(comm, _is_cuda_aware)
             nodes, processes = number_nodes(comm)
         except Exception:
             release(comm)
@@ -89,6 +89,18 @@ def membership(comm: Any) -> dict[str, Any]:
     rank, size = comm.Get_rank(), comm.Get_size()
     fields = {"rank": rank, "size": size, "comm": comm, "nodes": nodes, "processes": processes}
     return {**fields, "settings": settings, "largest_tag": LARGEST}
+
+
+@functools.cache
+def _take_names_of_init_away() -> None:
+    take_names_away(MAPPED_AT_INIT)
+
+
+@functools.cache
+def _is_cuda_aware() -> bool:
+    from .cuda_aware import asked_of_the_library
+
+    return asked_of_the_library().is_proven
 
 
 def private(comm: Any, parent: MPI.Intracomm | None = None) -> Any:
