@@ -126,8 +126,8 @@ def same_rest(one: nodes.Element, other: nodes.Element) -> bool:
 
 
 def write_out(app: Any, page: str, source: list[str]) -> None:
-    """Describe the functions in the tables of the API pages, and add other collectives to the guide's table."""
-    if page.startswith("api/") or page == "concepts/collectives":
+    """Describe the functions in the tables of the API pages."""
+    if page.startswith("api/"):
         source[0] = written_out(source[0])
 
 
