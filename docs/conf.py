@@ -31,7 +31,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.doctest",
 ]
-extensions += ["sphinx.ext.viewcode", "sphinx_copybutton"]
+extensions += ["sphinx.ext.viewcode", "sphinx_copybutton", "faster"]  # docs/faster.py
 copybutton_prompt_text = r">>> |\.\.\. |\$ "  # what is copied has no prompts, and no output
 copybutton_prompt_is_regexp = True
 source_suffix = {".md": "markdown"}
