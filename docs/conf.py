@@ -16,6 +16,7 @@ from sphinx import addnodes
 import hpccomm
 
 sys.path.insert(0, str(Path(__file__).parent))
+import cheat_sheet
 from api_pages import written_out
 
 project = "hpccomm"
@@ -131,7 +132,13 @@ def write_out(app: Any, page: str, source: list[str]) -> None:
         source[0] = written_out(source[0])
 
 
+def write_cheat_sheet(app: Any) -> None:
+    """Write the PDF to the place where the page looks for it; fail if it needs a second page."""
+    cheat_sheet.write(Path(__file__).parent / "_build" / "cheat-sheet.pdf")
+
+
 def setup(app: Any) -> None:
+    app.connect("builder-inited", write_cheat_sheet)
     app.connect("source-read", write_out)
     app.connect("autodoc-process-signature", shorten_signature)
     app.connect("doctree-read", mend_fields)
