@@ -18,7 +18,7 @@ import hpccomm as hc
 pytestmark = [pytest.mark.serial, pytest.mark.once]
 ROOT = Path(__file__).resolve().parents[2]
 STARTS = [hc.init_process_group, hc.destroy_process_group, hc.get_rank, hc.get_world_size, hc.new_group]
-MOST_USED = [*STARTS, hc.all_reduce, hc.broadcast, hc.all_gather, hc.send, hc.recv]
+MOST_USED: list[Any] = [*STARTS, hc.all_reduce, hc.broadcast, hc.all_gather, hc.send, hc.recv]
 
 
 class Server:
@@ -36,9 +36,11 @@ class Server:
         self.process.stdin.flush()
 
     def receive(self) -> dict[str, Any]:
-        assert self.process.stdout
-        headers = dict(line.split(b": ") for line in iter(lambda: self.process.stdout.readline().strip(), b""))
-        return json.loads(self.process.stdout.read(int(headers[b"Content-Length"])))
+        output = self.process.stdout
+        assert output
+        headers = dict(line.split(b": ", 1) for line in iter(lambda: output.readline().strip(), b""))
+        message: dict[str, Any] = json.loads(output.read(int(headers[b"Content-Length"])))
+        return message
 
     def ask(self, method: str, **params: Any) -> Any:
         """Return the result of a request, and answer the server's own requests before it."""
