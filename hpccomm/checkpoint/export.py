@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..process.stderr import progress
 from . import files
 from .parts import PathOf, length_of, read_part
 from .together import CheckpointError
@@ -39,7 +40,7 @@ def export(body: dict[str, Any], path_of: PathOf, target: Path) -> None:
         with write(unfinished, _facts(body)) as create:
             # create all first: this finds data that the format can't hold before hours of copying
             outputs = {name: create(name, described) for name, described in arrays.items()}
-            for name, put in outputs.items():
+            for name, put in progress(outputs.items(), "exported arrays"):
                 _copy(body["block"], path_of, arrays[name], put)
         os.rename(unfinished, target)
     except BaseException:

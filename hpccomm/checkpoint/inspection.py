@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..process.stderr import progress
 from . import files
 from .together import CheckpointError
 
@@ -57,7 +58,7 @@ class Found:
         if self.body is None:
             return
         shards = files.shards_of_files(self.body)
-        for file in self.sizes:
+        for file in progress(self.sizes, f"verified files of step {self.step}"):
             if files.size_of(self.path_of(file)) is None:
                 continue  # already a problem
             try:

@@ -146,7 +146,7 @@ class Watchdog:
     def _ask_for(self, askers: list[bytes]) -> None:
         """Ask all ranks on behalf of processes outside the job, and send these processes the reports' folder."""
         if self.reporter.time_of_end() is None:
-            token = self.reporter.ask()
+            token = self.reporter.ask(self.reporter.mailbox.counts)
             for asker in filter(None, askers):
                 self.reporter.mailbox.answer(asker, self.reporter.folder.places[0], token)
         self._answer()
@@ -174,6 +174,7 @@ class Watchdog:
     def look(self, now: float) -> None:
         """Look at the calls in flight; warn about calls that take too long, or end the job."""
         identify_groups()
+        self.reporter.meter.look(now)
         for source in SOURCES:
             source.polls()
         begun = {key_of(group): group.sequence_number + group.message_number for group in groups()}

@@ -90,7 +90,7 @@ cdef class InNode(Path):
             return True
         if code == NODE_LEAVES:
             self.has_left = True
-            ring[self.entry & ring_mask].what = 0
+            leave_to_the_checks(self.entry)
             return False
         raise self.failed(name, code)
 
