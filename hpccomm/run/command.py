@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import io
 import os
 import runpy
 import sys
@@ -13,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from .. import errors
+from ..process import stderr
 from ..process.abort import abort
 from ..process.environment import placement
 from ..process.excepthook import AbortOnException, aborts_on_exception, end_with
@@ -20,7 +22,6 @@ from ..process.stderr import tell
 from . import options
 from .at_import import AtImport
 from .main_module import CantOpenError, folder_of, run_code, run_file, run_module
-from .output import redirect
 
 LONGEST_GOODBYE = 5.0  # seconds after Ctrl-C in which other ranks may end the job
 PACKAGE = os.path.dirname(errors.__file__) + os.sep
@@ -156,12 +157,23 @@ def _let_debuggers_stop(arguments: argparse.Namespace) -> None:
 
 
 def _redirect(arguments: argparse.Namespace, rank: int) -> None:
-    """Redirect the output of a rank that the options do not leave on the terminal."""
+    """Send stdout and stderr, also those of C code, to files or nowhere, unless the options leave them on the terminal.
+
+    Messages of hpccomm, such as the verdict, still go to the terminal, too.
+    """
     shown, folder = arguments.only_ranks, arguments.log_dir
     if rank in (shown or ()) or (shown is None and folder is None):
         return
     try:
-        redirect(rank, folder)
+        stderr.terminal = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace")
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        for file, stream, ending in ((1, sys.stdout, "out"), (2, sys.stderr, "err")):
+            path = os.devnull if folder is None else folder / f"rank-{rank}.{ending}"
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(line_buffering=True)  # flushes it; `tail -f` shows each line, and a hang loses none
+            with open(path, "wb") as new:
+                os.dup2(new.fileno(), file)
     except OSError as error:
         arguments.parser.error(f"argument --log-dir: {error}")
 
