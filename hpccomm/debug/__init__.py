@@ -29,18 +29,9 @@ LATER = {  # as in hpccomm/__init__.py
 }
 
 __all__ = [
-    "Record",
-    "Verdict",
-    "check_numerics",
-    "dump",
-    "dump_trace",
-    "log_operations",
-    "nvtx_ranges",
-    "record",
-    "recorded",
-    "register_hook",
-    "verdict",
-]
+    "Record", "Verdict", "check_numerics", "dump", "dump_trace", "log_operations", "nvtx_ranges", "record", "recorded",
+    "register_hook", "verdict",
+]  # fmt: skip
 
 
 def __dir__() -> list[str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..process.proc import of_process
-from . import mailbox, report, stacks
+from . import groups_seen, mailbox, report, stacks
 from .culprits import Verdict, verdict
 from .folder import put, runs
 from .words import by_number, from_ranges, ranks_in_words
@@ -260,7 +260,7 @@ def _folded(lines: list[str]) -> Iterator[str]:
     """Yield the lines of a stack; consecutive lines of libraries and of hpccomm become one."""
     hidden = 0
     for line in [*lines, ""]:
-        is_of_a_library = line.startswith((stacks.PACKAGE, "<", *stacks.LIBRARIES))
+        is_of_a_library = line.startswith((groups_seen.PACKAGE, "<", *stacks.LIBRARIES))
         hidden += is_of_a_library
         if hidden and not is_of_a_library:
             yield f"({hidden} line{'s' * (hidden > 1)} of libraries)"
