@@ -37,7 +37,7 @@ def export(body: dict[str, Any], path_of: PathOf, target: Path) -> None:
     _check_names(arrays)
     unfinished = target.with_name(f"{target.stem}.{os.urandom(4).hex()}.tmp{target.suffix}")
     try:
-        with write(unfinished, _facts(body)) as create:
+        with write(unfinished, {name: body[name] for name in ("step", "ranks", "metadata")}) as create:
             # create all first: this finds data that the format can't hold before hours of copying
             outputs = {name: create(name, described) for name, described in arrays.items()}
             for name, put in progress(outputs.items(), "exported arrays"):
@@ -48,11 +48,6 @@ def export(body: dict[str, Any], path_of: PathOf, target: Path) -> None:
         with suppress(OSError):
             os.unlink(unfinished)
         raise
-
-
-def _facts(body: dict[str, Any]) -> dict[str, Any]:
-    """Return the attributes of the whole checkpoint."""
-    return {name: body[name] for name in ("step", "ranks", "metadata")}
 
 
 def _facts_of_array(described: dict[str, Any]) -> dict[str, Any]:

@@ -16,24 +16,12 @@ from .together import CheckpointError
 
 @dataclass
 class Found:
-    """One step in one folder.
-
-    Parameters
-    ----------
-    step : int
-        The number of the step.
-    folder : Path
-        The folder of its manifest.
-    body : dict or None
-        The manifest; None if it is damaged or missing, which `problems` then says.
-    problems : list of str
-        Known faults; empty if there are none.
-    """
+    """One step in one folder."""
 
     step: int
-    folder: Path
-    body: dict[str, Any] | None
-    problems: list[str] = field(default_factory=list)
+    folder: Path  # of its manifest
+    body: dict[str, Any] | None  # the manifest; None if it is damaged or missing, which `problems` then says
+    problems: list[str] = field(default_factory=list)  # known faults
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -32,20 +32,9 @@ LATER = {  # as in hpccomm/__init__.py
 }
 
 __all__ = [
-    "Record",
-    "Verdict",
-    "check_numerics",
-    "dump",
-    "dump_trace",
-    "log_operations",
-    "nvtx_ranges",
-    "opentelemetry_spans",
-    "record",
-    "recorded",
-    "register_hook",
-    "verdict",
-    "write_metrics",
-]
+    "Record", "Verdict", "check_numerics", "dump", "dump_trace", "log_operations", "nvtx_ranges", "opentelemetry_spans",
+    "record", "recorded", "register_hook", "verdict", "write_metrics",
+]  # fmt: skip
 
 
 def __dir__() -> list[str]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from . import asking, stacks
+from . import asking, groups_seen, stacks
 from .culprits import Verdict, verdict
 from .words import by_number, printable, ranks_in_words
 
@@ -68,7 +68,7 @@ def _folded(lines: list[str]) -> Iterator[str]:
     """Yield the lines of a stack; consecutive lines of libraries and of hpccomm become one."""
     hidden = 0
     for line in [*lines, ""]:
-        is_of_a_library = line.startswith((stacks.PACKAGE, "<", *stacks.LIBRARIES))
+        is_of_a_library = line.startswith((groups_seen.PACKAGE, "<", *stacks.LIBRARIES))
         hidden += is_of_a_library
         if hidden and not is_of_a_library:
             yield f"({hidden} line{'s' * (hidden > 1)} of libraries)"

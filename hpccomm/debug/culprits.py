@@ -432,7 +432,10 @@ class Search:
                 senders = self._groups.get(record.group, ())[record.peer : record.peer + 1]
                 came = {rank: came[rank] for rank in senders if rank in came}
             if came and not any(tag in tags for tags in came.values()):
-                said = (f"the last from rank {rank} to it {_tags(tags)}" for rank, tags in came.items())
+                said = (
+                    f"the last from rank {rank} to it {by_number(tags, 'has tag', 'have tags')} {', '.join(tags)}"
+                    for rank, tags in came.items()
+                )
                 yield f"rank {each.rank} waits for a message with tag {tag}; {'; '.join(said)}"
 
     def _made_differently(self, circle: list[int]) -> Iterator[str]:
@@ -589,7 +592,3 @@ def _abridged(lines: Iterable[str]) -> list[str]:
 
 def _title(record: Record) -> str:
     return f"operation #{record.number} of {record.group_name!r}"
-
-
-def _tags(tags: Sequence[str]) -> str:
-    return f"{by_number(tags, 'has tag', 'have tags')} {', '.join(tags)}"

@@ -13,7 +13,7 @@ import pytest
 
 import hpccomm as hc
 from hpccomm.core import arrays as core_arrays
-from hpccomm.debug.stacks import PACKAGE
+from hpccomm.debug.groups_seen import PACKAGE
 from hpccomm.native import fastpath
 from hpccomm.nccl import types
 from hpccomm.nccl.connection import Connection
