@@ -54,7 +54,7 @@ FIRST = {  # the files of tests, or tests, that notice soonest; then come all ot
     "test_streams::test_synchronize_and_wait_with_a_timeout_block_the_host "
     "test_streams::test_the_gpu_need_not_be_the_current_one test_life",
     "mpi/cuda_aware_backend.py": "test_staged",
-    "native/gpu_path.pxi": "test_streams test_fast_path test_alignment",
+    "native/gpu_path.pxi": "test_streams test_fast_path test_persistent",
     "native/gpu_works.pxi": "test_streams test_life",
     "nccl/async_errors.py": "test_life",
     "nccl/backend.py": "test_overlap test_streams::test_what_nccl_uses_is_kept_without_the_work test_time_limit",
