@@ -176,7 +176,7 @@ def check_copies(shapes: list[tuple[int, ...]], dtype: str, seed: int) -> list[c
 
 
 @as_cpp
-@pytest.mark.parametrize("dtype", ["i1", "f2", "S6", "f4", "c8", "S12", "c16", "f16"])
+@pytest.mark.parametrize("dtype", ["i1", "f2", "S6", "f4", "c8", "S12", "c16"])
 def test_arrays_of_any_layout_and_alignment_are_copied(dtype: str) -> None:
     launches = check_copies(8 * SHAPES, dtype, seed=1000)
     assert {each.kernel for each in launches} <= set(copies.KERNELS)
@@ -240,7 +240,7 @@ def ptx(source: Path, names: list[str], architecture: int) -> dict[str, str]:
 INTRA_NODE, COPIES = (Path(copies.__file__).with_name(f"{name}.cu") for name in ("intra_node", "copies"))
 
 
-@pytest.mark.parametrize("architecture", [75, 80, 86, 87, 89, 90, 100, 103, 120])
+@pytest.mark.parametrize("architecture", [75, 90, 120])
 def test_the_kernels_compile(architecture: int) -> None:
     assert len(ptx(INTRA_NODE, cupy_runtime.instances(8, 4), architecture)) == 6
     made = ptx(COPIES, [f"copy<{unit}, {axes}>" for unit, axes in copies.KERNELS], architecture)

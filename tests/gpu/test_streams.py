@@ -156,65 +156,6 @@ def test_all_of_a_blocking_operation_is_on_the_current_stream(
     assert not {"synchronize_event", "synchronize_stream"} & set(machine.calls)
 
 
-@pytest.fixture
-def runtime_calls(machine: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the functions of CUDA that are called, through the seam."""
-    from .stand_in import Runtime
-
-    calls: list[str] = []
-
-    def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def noting(*arguments: Any) -> Any:
-            if threading.get_ident() == mine:
-                calls.append(name)
-            return function(*arguments)
-
-        return noting
-
-    mine = threading.get_ident()
-
-    for name, function in vars(Runtime).items():
-        if not name.startswith("_"):
-            monkeypatch.setattr(Runtime, name, noted(name, function))
-    return calls
-
-
-def test_a_blocking_all_reduce_is_one_call_of_nccl_and_two_look_ups(machine: Any, runtime_calls: list[str]) -> None:
-    array = gpus.array(np.ones(3))
-    hc.all_reduce(array)
-    hc.all_reduce(array, async_op=True).wait()
-    for stream in (nullcontext(), gpus.another_stream()):
-        with stream:
-            hc.all_reduce(array)  # behind the one on the other stream
-            for calls in (machine.calls, runtime_calls):
-                calls.clear()
-            for _ in range(3):
-                hc.all_reduce(array)
-            assert machine.calls == ["all_reduce"] * 3
-            assert sorted(runtime_calls) == ["current_device"] * 3 + ["current_stream"] * 3
-            gpus.values(array)
-
-
-LOOK_UPS = "current_stream", "current_device"
-
-
-def test_what_else_an_operation_costs(process_group: hc.ProcessGroup, machine: Any, runtime_calls: list[str]) -> None:
-    array = gpus.array(np.ones(3))
-    hc.all_reduce(array, async_op=True).synchronize()  # its event is free now: the next operation makes none
-    hc.all_reduce(array)
-    runtime_calls.clear()
-    machine.held = True  # so that nobody asks for events that have passed
-    hc.all_reduce(array, async_op=True)
-    assert [call for call in runtime_calls if call not in ("is_done", *LOOK_UPS)] == [
-        "is_capturing", "record", "wait", "record",
-    ]  # fmt: skip
-    for expected in (["wait"], []):
-        runtime_calls.clear()
-        hc.all_reduce(array)
-        assert [call for call in runtime_calls if call not in LOOK_UPS] == expected
-    machine.held = False
-
-
 async def awaits(work: hc.Work) -> None:
     await work
 
