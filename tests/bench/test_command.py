@@ -1,4 +1,4 @@
-"""The command line: what it understands, what it refuses, and whole runs."""
+"""The command line: accepted and refused arguments, and whole runs."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.serial
 
 
 def run_job(ranks: int, job: str, *arguments: str | Path) -> str:
-    """Run a job that has to end well, and return what it printed."""
+    """Run a job that has to succeed, and return its output."""
     environment = {} if gpus.is_real() else IMITATED_GPU
     ended = launch(ranks, sys.executable, f"jobs/{job}.py", *arguments, timeout=gpus.PATIENCE, env=environment)
     assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"

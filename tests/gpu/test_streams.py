@@ -1,4 +1,4 @@
-"""The order between the program's streams and the communicator's, and what the host waits for."""
+"""The order between the program's streams and the communicator's, and the waits of the host."""
 
 from __future__ import annotations
 
@@ -387,7 +387,7 @@ def test_without_that_wait_the_stand_in_finds_a_race(
 
 
 def test_streams_of_the_program_may_be_gone_at_the_next_operation(process_group: hc.ProcessGroup, machine: Any) -> None:
-    """CUDA does not say what happens to who asks about a stream that has been destroyed."""
+    """CUDA does not define calls on a stream that has been destroyed."""
     from .stand_in import Runtime
 
     def once_on_a_stream_of_its_own() -> None:
@@ -426,7 +426,7 @@ def test_the_gpu_need_not_be_the_current_one(machine: Any, layout: Any, async_op
         assert_same(gpus.values(outputs), np.tile(np.arange(4.0) * group.size, group.size))
 
 
-# -- what the host waits for -------------------------------------------------------------------------
+# -- waits of the host -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("blocking_wait", [False, True])
@@ -556,7 +556,7 @@ def test_large_temporary_memory_is_kept_without_the_work(process_group: hc.Proce
 def test_arrays_that_the_stream_of_the_call_waits_for_are_the_programs_alone(
     process_group: hc.ProcessGroup, machine: Any
 ) -> None:
-    """As those of a blocking operation: what has their memory next on that stream comes behind the operation."""
+    """As those of a blocking operation: the next use of their memory on that stream comes behind the operation."""
     hc.all_reduce(gpus.array(np.ones(1)), async_op=True).synchronize()
     for layout in (np.array, strided):
         array = gpus.array(np.ones(1000), layout)
