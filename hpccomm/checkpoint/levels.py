@@ -43,7 +43,8 @@ class Levels:
         """Return the levels of a save with these arguments; None without a local level."""
         if local is None:
             return None
-        partners, there = partners_of(group.nodes) if partner else [None] * group.size, tuple(group.local_ranks)
+        partners = partners_of(group.nodes) if partner else [None] * group.size
+        there = tuple(group.local_ranks)
         level = LocalLevel(local_folder(local, folder), leader=there[0], partners=partners, own=there)
         return cls(local, bool(partner), flush_every, level, messages)
 

@@ -24,7 +24,7 @@ def prepare(group: ProcessGroup | None = None) -> None:
 
 
 def prepare_spare(settings: Settings, processes: dict[int, int]) -> None:
-    """Give the watchdog of a spare, which has no group yet, the settings and the processes of its job."""
+    """Start the watchdog, and give it the settings and the processes of its job; a spare has no group yet."""
     from mpi4py import MPI
 
     start.begin(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), settings.debug_dir, settings.watchdog)
