@@ -22,7 +22,7 @@ Pieces: TypeAlias = list[tuple[int, Any]]  # a rank, and the part of an array to
 
 
 class FastPath:
-    """Common operations on NumPy arrays, for backends whose calls take about a microsecond.
+    """Common operations on NumPy arrays, or on GPU arrays, for backends whose calls take about a microsecond.
 
     The group calls it before any checks. A method does the whole operation and returns True (a receive: the sender's
     rank; an asynchronous operation: its Work), or does nothing and returns False or None: then the operation goes
@@ -31,6 +31,7 @@ class FastPath:
     """
 
     is_open = False  # True in subclasses
+    is_in_use = False  # of one for GPU arrays: the dispatcher's choice now
     node_part = 0  # bytes that a rank may put into node-shared memory at once; 0 without such memory
     dispatcher: Any
     count = 0  # collectives done by the fast path
@@ -41,6 +42,10 @@ class FastPath:
     def attach(self, dispatcher: Any) -> None:
         """Set the group's dispatcher, which identifies errors and follows operations in flight."""
         self.dispatcher = dispatcher
+
+    def with_gpu(self, gpu: FastPath | None) -> FastPath:
+        """Return the path that does the operations of this one, and those of `gpu`, if there is one, on GPU arrays."""
+        return gpu or self
 
     def _not_done(self, *_: Any, **__: Any) -> bool:
         return False
@@ -70,31 +75,7 @@ class FastPath:
     all_gather_single_coalesced = reduce_scatter_single_coalesced = _not_done
     recv = sendrecv = _no_sender
     ibroadcast = iall_reduce = ibarrier = isend = irecv = _no_work
-
-
-class GPUFastPath:
-    """Common operations on GPU arrays; the group calls it if the fast path for host arrays has returned False.
-
-    A method does the whole operation and returns True, or its Work with `async_op`; or it does nothing and returns
-    False, as do all methods of this class.
-    """
-
-    dispatcher: Any
-    is_open = False
-
-    def attach(self, dispatcher: Any) -> None:
-        """Set the group's dispatcher, which counts the operations."""
-        self.dispatcher = dispatcher
-
-    def open(self, connection: Any, device: str) -> None:
-        """Accept the arrays of `device` from now on, if it can."""
-
-    def _not_done(self, *_: Any) -> Any:
-        return False
-
-    # each takes the arguments of the method of Backend
-    broadcast = all_reduce = reduce = all_gather_single = reduce_scatter_single = send = recv = sendrecv = _not_done
-    all_reduce_coalesced = _not_done
+    ireduce = iall_gather_single = ireduce_scatter_single = iall_reduce_coalesced = isendrecv = _no_work
 
 
 class Backend(GeneratedBackend):
@@ -125,7 +106,7 @@ class Backend(GeneratedBackend):
     name = "custom"
     exchange_tag = 0  # tag of the messages of the default `exchange`
     fast_path = FastPath()  # of a backend for host arrays
-    gpu_fast_path = GPUFastPath()  # of a backend for GPU arrays
+    gpu_fast_path: FastPath | None = None  # of a backend for GPU arrays
     last_on_gpu: Work | None = None  # for the watchdog: a blocking operation that may still be running on a GPU
 
     MPI, GLOO, NCCL = "mpi", "gloo", "nccl"  # c10d's names of backends

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeAlias
 
 from ..errors import DistBackendError, DistError, UnsupportedOperationError, log_exception, on_rank
 from ..native import gil_held, notes_of
-from .backend import Backend, FastPath, GPUFastPath
+from .backend import Backend, FastPath
 from .backends import Destroyed, LazyBackends
 from .calls import Call
 from .operation_list import CALLED, MESSAGES, OPERATIONS, PEER_AND_TAG, TASK
@@ -40,7 +40,7 @@ REAP_ABOVE = 64  # Works in flight; with more, each new Work first drops complet
 REAP_BYTES = 64 << 20  # array bytes of Works begun since the last `reap`; with more, each new Work also calls `reap`
 REAP_ASKS = 8  # polls for each REAP_ABOVE Works in flight
 REFERENCES = 3  # to a Work that the program has dropped: `in_flight`, a variable, and the call of getrefcount
-STEPS_ASIDE, GPU_STEPS_ASIDE = FastPath(), GPUFastPath()
+STEPS_ASIDE = FastPath()
 Recent: TypeAlias = tuple[int, str, Any, int]  # number, name with details, and dtype and bytes of its first array
 MADE = itertools.count()  # numbers the dispatchers
 _dispatchers: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
@@ -80,7 +80,7 @@ class Dispatcher:
         self.group = group
         self.backends: dict[str, Backend] = LazyBackends(self)  # by device
         self.fast = self.fast_path = STEPS_ASIDE  # the one to call now; the host backend's own
-        self.fast_on_gpu = self.gpu_fast_path = GPU_STEPS_ASIDE  # the same two for GPU arrays
+        self.gpu_fast_path: FastPath | None = None  # a GPU backend's own
         self.hooks: tuple[Hook, ...] = ()
         self.check: Check | None = None
         self.block: Block | None = None  # the active coalescing() block
@@ -226,7 +226,7 @@ class Dispatcher:
         if self.block is not None:
             raise ValueError(f"coalescing: this group is collecting already; blocks don't nest{on_rank()}")
         self.block = Block(self, async_ops)
-        self.fast, self.fast_on_gpu = STEPS_ASIDE, GPU_STEPS_ASIDE
+        self.choose_fast_path()
         return self.block
 
     def close_block(self) -> None:
@@ -335,22 +335,26 @@ class Dispatcher:
             fast_path.attach(self)
         self.choose_fast_path()
 
-    def take_gpu_fast_path(self, fast_path: GPUFastPath) -> None:
+    def take_gpu_fast_path(self, fast_path: FastPath | None) -> None:
         """Use the fast path of a new backend, if it has one for GPU arrays."""
-        if fast_path is not Backend.gpu_fast_path:
+        if fast_path is not None:
             self.gpu_fast_path = fast_path
             fast_path.attach(self)
             self.choose_fast_path()
 
     def choose_fast_path(self) -> None:
-        """Set `fast` and `fast_on_gpu`: empty ones while there are hooks or an active block, and after destroy.
+        """Set `fast`: an empty one while there are hooks or an active block, and after destroy.
 
-        A hook's method `follows`, if it has one, returns whether the hook sees the fast path's operations by itself.
+        A hook's method `follows`, if it has one, returns whether the hook sees the fast path's operations by itself;
+        none sees those on GPU arrays.
         """
-        self.fast, self.fast_on_gpu = self.fast_path, GPU_STEPS_ASIDE if self.hooks else self.gpu_fast_path
+        is_open = self.block is None and not isinstance(self.backends, Destroyed)
         is_known = all(hasattr(hook, "follows") and hook.follows(self.fast_path) for hook in self.hooks)
-        if self.block is not None or isinstance(self.backends, Destroyed) or not is_known:
-            self.fast, self.fast_on_gpu = STEPS_ASIDE, GPU_STEPS_ASIDE
+        gpu = self.gpu_fast_path
+        if gpu is not None:
+            gpu.is_in_use = is_open and not self.hooks
+        fast = self.fast_path if is_open and is_known else STEPS_ASIDE
+        self.fast = fast.with_gpu(gpu if gpu is not None and gpu.is_in_use else None)
 
     def leave_to_the_parent(self) -> None:
         """Refuse all operations in a forked process: MPI's connections belong to its parent."""
@@ -365,7 +369,7 @@ class Dispatcher:
     def close(self, refusal: str = "") -> None:
         """Refuse all operations from now on."""
         self.backends = Destroyed(self.group, refusal) if refusal else Destroyed(self.group)
-        self.fast, self.fast_on_gpu = STEPS_ASIDE, GPU_STEPS_ASIDE
+        self.choose_fast_path()
 
 
 class Block:

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from numpy import ndarray
-
 from . import calls
 from .annotations import Array, Arrays, SplitSizes
 from .calls import Call, has_list, peer_number, rank, refuse_average, tag_number
@@ -231,17 +229,16 @@ class GeneratedOperations(Members):
                 return work
         elif self.dispatcher.fast.broadcast(array, root):
             return None
-        if type(array) is not ndarray and (done := self.dispatcher.fast_on_gpu.broadcast(array, root, async_op)):
-            return done if async_op else None
         return self.dispatcher.run(broadcast(self, array, root), async_op)
 
     @asynchronous_method
     def reduce(self, array: Array, root: int = 0, op: ReduceOpLike = SUM, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.reduce`."""
-        if not async_op and self.dispatcher.fast.reduce(array, root, op):
+        if async_op:
+            if (work := self.dispatcher.fast.ireduce(array, root, op)) is not None:
+                return work
+        elif self.dispatcher.fast.reduce(array, root, op):
             return None
-        if type(array) is not ndarray and (done := self.dispatcher.fast_on_gpu.reduce(array, root, op, async_op)):
-            return done if async_op else None
         return self._reduce(reduce(self, array, root, op), async_op)
 
     @asynchronous_method
@@ -268,12 +265,11 @@ class GeneratedOperations(Members):
     @asynchronous_method
     def all_gather_single(self, output: Array, input: Array, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.all_gather_single`."""
-        if not async_op and self.dispatcher.fast.all_gather_single(output, input):
+        if async_op:
+            if (work := self.dispatcher.fast.iall_gather_single(output, input)) is not None:
+                return work
+        elif self.dispatcher.fast.all_gather_single(output, input):
             return None
-        if type(output) is not ndarray and (
-            done := self.dispatcher.fast_on_gpu.all_gather_single(output, input, async_op)
-        ):
-            return done if async_op else None
         return self.dispatcher.run(all_gather_single(self, output, input), async_op)
 
     @asynchronous_method
@@ -308,12 +304,11 @@ class GeneratedOperations(Members):
         self, output: Array, input: Array, op: ReduceOpLike = SUM, async_op: bool = False
     ) -> Work | None:
         """See :func:`hpccomm.reduce_scatter_single`."""
-        if not async_op and self.dispatcher.fast.reduce_scatter_single(output, input, op):
+        if async_op:
+            if (work := self.dispatcher.fast.ireduce_scatter_single(output, input, op)) is not None:
+                return work
+        elif self.dispatcher.fast.reduce_scatter_single(output, input, op):
             return None
-        if type(output) is not ndarray and (
-            done := self.dispatcher.fast_on_gpu.reduce_scatter_single(output, input, op, async_op)
-        ):
-            return done if async_op else None
         return self._reduce(reduce_scatter_single(self, output, input, op), async_op)
 
     @asynchronous_method
@@ -326,10 +321,11 @@ class GeneratedOperations(Members):
     @asynchronous_method
     def all_reduce_coalesced(self, arrays: Arrays, op: ReduceOpLike = SUM, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.all_reduce_coalesced`."""
-        if not async_op and self.dispatcher.fast.all_reduce_coalesced(arrays, op):
+        if async_op:
+            if (work := self.dispatcher.fast.iall_reduce_coalesced(arrays, op)) is not None:
+                return work
+        elif self.dispatcher.fast.all_reduce_coalesced(arrays, op):
             return None
-        if done := self.dispatcher.fast_on_gpu.all_reduce_coalesced(arrays, op, async_op):
-            return done if async_op else None
         return self.dispatcher.run(all_reduce_coalesced(self, arrays, op), async_op)
 
     @asynchronous_method
@@ -372,8 +368,6 @@ class GeneratedOperations(Members):
                 return work
         elif self.dispatcher.fast.send(array, dst, tag):
             return None
-        if type(array) is not ndarray and (done := self.dispatcher.fast_on_gpu.send(array, dst, tag, async_op)):
-            return done if async_op else None
         return self.dispatcher.run(send(self, array, dst, tag, is_blocking=not async_op), async_op)
 
     def broadcast_init(self, array: Array, root: int = 0) -> PersistentWork:

@@ -48,14 +48,11 @@ class Operations(GeneratedOperations):
                 return work
         elif self.dispatcher.fast.all_reduce(array, op):
             return None
-        if type(array) is not ndarray:
-            if done := self.dispatcher.fast_on_gpu.all_reduce(array, op, async_op):
-                return done if async_op else None
-            if is_sparse(array):
-                from . import sparse
+        if type(array) is not ndarray and is_sparse(array):
+            from . import sparse
 
-                call, step = sparse.all_reduce(self, self.dispatcher.backends, array, op, async_op)
-                return self.dispatcher.run(call, async_op, step)
+            call, step = sparse.all_reduce(self, self.dispatcher.backends, array, op, async_op)
+            return self.dispatcher.run(call, async_op, step)
         call = generated.all_reduce(self, array, op)
         if call.arguments[-1] is ReduceOp.REPRODUCIBLE_SUM:  # checked here too, to save all others a call
             return self._reduce(call, async_op)
@@ -108,8 +105,6 @@ class Operations(GeneratedOperations):
                 return work
         elif (sender := self.dispatcher.fast.recv(array, src, tag)) is not None:
             return sender
-        if type(array) is not ndarray and (done := self.dispatcher.fast_on_gpu.recv(array, src, tag, async_op)):
-            return done if async_op else src  # type: ignore[return-value]
         call = generated.recv(self, array, src, tag, is_blocking=not async_op)
         return self.dispatcher.run(call, async_op)  # type: ignore[return-value]
 
@@ -127,15 +122,11 @@ class Operations(GeneratedOperations):
         async_op: bool = False,
     ) -> int | Work:  # fmt: skip
         """See :func:`hpccomm.sendrecv`; returns the sender's *group* rank, or a Work."""
-        if (
-            not async_op
-            and (sender := self.dispatcher.fast.sendrecv(array, dst, output, src, tag, recv_tag)) is not None
-        ):
+        if async_op:
+            if (work := self.dispatcher.fast.isendrecv(array, dst, output, src, tag, recv_tag)) is not None:
+                return work
+        elif (sender := self.dispatcher.fast.sendrecv(array, dst, output, src, tag, recv_tag)) is not None:
             return sender
-        if type(array) is not ndarray and (
-            done := self.dispatcher.fast_on_gpu.sendrecv(array, dst, output, src, tag, recv_tag, async_op)
-        ):
-            return done if async_op else src  # type: ignore[return-value]
         call = calls.sendrecv(self, array, dst, output, src, tag, recv_tag)
         return self.dispatcher.run(call, async_op)  # type: ignore[return-value]
 

@@ -4,7 +4,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
-const int FEW = 4;  // axes of an ordinary copy; a table has 32 of these, or 6 copies with more axes
+const int FEW = 4;  // axes of an ordinary copy
 
 template <int AXES>
 struct Copy {
@@ -13,8 +13,8 @@ struct Copy {
     u32 shape[AXES];         // of both, in units
 };
 
-template <int AXES>
-struct Copies { Copy<AXES> copies[AXES == FEW ? 32 : 6]; };
+template <int AXES, int COPIES>
+struct Copies { Copy<AXES> copies[COPIES]; };
 
 // BYTES bytes, at an address that is a multiple of BYTES.
 template <int BYTES> struct Unit;
@@ -24,8 +24,8 @@ template <> struct Unit<4> { u32 bits; };
 template <> struct Unit<8> { u64 bits; };
 template <> struct alignas(16) Unit<16> { u64 bits[2]; };
 
-template <int BYTES, int AXES>
-__global__ void copy(const __grid_constant__ Copies<AXES> all) {
+template <int BYTES, int AXES, int COPIES>
+__global__ void copy(const __grid_constant__ Copies<AXES, COPIES> all) {
     const Copy<AXES>& each = all.copies[blockIdx.y];
     u32 count = 1;
     for (int axis = 0; axis < AXES; axis++) count *= each.shape[axis];

@@ -18,7 +18,9 @@ UNITS = (1, 2, 4, 8, 16)  # bytes
 THREADS = 256  # per block
 MOST_BLOCKS = 1024  # for one copy
 FEW, MANY = 4, 32  # maximum number of axes of a kernel
-IN_A_TABLE = {FEW: 32, MANY: 6}  # copies per table; kernel arguments are limited to 4 kB
+# The most copies of a kernel's table, by the number of axes. A kernel's arguments are limited to 4 kB, and CUDA copies
+# them at each launch: hence the table of one copy, that of a strided array.
+IN_A_TABLE = {FEW: (1, 32), MANY: (6,)}
 # `struct Copy`: the addresses of both arrays, their strides in bytes along each axis, and the shape
 COPY = {axes: struct.Struct(f"2Q{2 * axes}q{axes}I") for axes in (FEW, MANY)}
 MOST_UNITS = (1 << 32) - 1  # in one copy
@@ -32,9 +34,10 @@ class Kernel(NamedTuple):
 
     unit: int  # bytes
     axes: int
+    copies: int  # in its table
 
 
-KERNELS = [Kernel(unit, axes) for unit in UNITS for axes in (FEW, MANY)]
+KERNELS = [Kernel(unit, axes, copies) for unit in UNITS for axes in (FEW, MANY) for copies in IN_A_TABLE[axes]]
 
 
 class Copies(NamedTuple):
@@ -48,19 +51,19 @@ class Copies(NamedTuple):
 
 def prepared(pairs: Iterable[Pair]) -> list[Copies]:
     """Return the launches that copy each source to its target."""
-    known: dict[tuple[Kernel, int], list[Row]] = {}
+    known: dict[tuple[int, int, int], list[Row]] = {}  # by the unit, the number of axes, and the GPU
     for target, source in pairs:
         if target.size:
             unit, axes = in_units(target, source)
-            kernel = Kernel(unit, FEW if len(axes) <= FEW else MANY)
-            rows = known.setdefault((kernel, target.data.device_id), [])
+            rows = known.setdefault((unit, FEW if len(axes) <= FEW else MANY, target.data.device_id), [])
             rows += in_parts(target.data.ptr, source.data.ptr, axes)
     launches = []
-    for (kernel, device), rows in known.items():
-        for start in range(0, len(rows), IN_A_TABLE[kernel.axes]):
-            some = rows[start : start + IN_A_TABLE[kernel.axes]]
+    for (unit, most_axes, device), rows in known.items():
+        for start in range(0, len(rows), IN_A_TABLE[most_axes][-1]):
+            some = rows[start : start + IN_A_TABLE[most_axes][-1]]
             blocks = max(min(-(-_count(axes) // THREADS), MOST_BLOCKS) for _, _, axes in some)
-            launches.append(Copies(kernel, device, (blocks, len(some)), table_of(kernel.axes, some)))
+            kernel = Kernel(unit, most_axes, min(each for each in IN_A_TABLE[most_axes] if each >= len(some)))
+            launches.append(Copies(kernel, device, (blocks, len(some)), table_of(kernel, some)))
     return launches
 
 
@@ -105,10 +108,10 @@ def _count(axes: list[Axis]) -> int:
     return prod(length for length, _, _ in axes)
 
 
-def table_of(axes: int, rows: list[Row]) -> Any:
+def table_of(kernel: Kernel, rows: list[Row]) -> Any:
     """Return the kernel's ``struct Copies`` as an array of one element."""
-    form, nothing = COPY[axes], [(1, 0, 0)] * axes
-    table = bytearray(form.size * IN_A_TABLE[axes])
+    form, nothing = COPY[kernel.axes], [(1, 0, 0)] * kernel.axes
+    table = bytearray(form.size * kernel.copies)
     for i, (target, source, own) in enumerate(rows):
         shape, to, of = zip(*nothing[len(own) :], *own)
         form.pack_into(table, i * form.size, target, source, *to, *of, *shape)

@@ -115,7 +115,7 @@ class Runtime:
 
     def copy_kernels(self, device: int) -> list[int]:
         with cupy.cuda.Device(device):
-            return [_copies(device)[copies.Kernel(unit, copies.FEW)].kernel.ptr for unit in copies.UNITS]
+            return [_copies(device)[copies.Kernel(unit, copies.FEW, 1)].kernel.ptr for unit in copies.UNITS]
 
     def error(self, code: int) -> Exception:
         error: Exception = cuda.CUDARuntimeError(code)  # the driver's numbers are the runtime's
@@ -174,7 +174,7 @@ class Runtime:
 
     def load_copies(self, device: int, stream: int) -> None:
         for kernel in KERNELS:
-            self._copy_many(Copies(kernel, device, (1, 1), table_of(kernel.axes, [])), stream)
+            self._copy_many(Copies(kernel, device, (1, 1), table_of(kernel, [])), stream)
 
     def load_additions(self, dtype: Any, dimensions: int, device: int, stream: int) -> None:
         loaded = self._additions.get((device, dtype), 0)
@@ -257,7 +257,7 @@ class Runtime:
 @functools.cache
 def _copies(device: int) -> dict[copies.Kernel, Any]:
     source = importlib.resources.files(__package__).joinpath("copies.cu").read_text()
-    names = {kernel: f"copy<{kernel.unit}, {kernel.axes}>" for kernel in copies.KERNELS}
+    names = {kernel: f"copy<{kernel.unit}, {kernel.axes}, {kernel.copies}>" for kernel in copies.KERNELS}
     module = cupy.RawModule(code=source, options=("--std=c++17",), name_expressions=list(names.values()))
     return {kernel: module.get_function(name) for kernel, name in names.items()}
 

@@ -17,7 +17,7 @@ from ..core.persistent_work import PersistentWork
 from ..core.work import Work
 from ..errors import on_rank
 
-SHORT_FORMS = {f"i{name}": name for name in ("broadcast", "all_reduce", "barrier", "send", "recv")}  # in the fast path
+SHORT_FORMS = {f"i{name}": name for name in OPERATIONS}  # in the fast path
 OTHERS = ("peer_view", "connect", "batch", "leave", "abort", "close", "translate_error")  # also left to MPI
 
 

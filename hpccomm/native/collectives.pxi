@@ -6,6 +6,8 @@ cdef class Collectives(InNode):
 
     def broadcast(self, array, root):
         """Do a broadcast, or return False."""
+        if self.is_for_gpu(array):
+            return self.gpu.broadcast_as(array, root, BLOCKING)
         cdef Array* x = plain(array, self.largest)
         if x == NULL or not is_rank(root, self.size) or type_of(x) == 0:
             return False
@@ -35,6 +37,8 @@ cdef class Collectives(InNode):
 
     def all_reduce(self, array, op):
         """Do an all_reduce, or return False."""
+        if self.is_for_gpu(array):
+            return self.gpu.all_reduce_as(array, op, BLOCKING)
         cdef Array* x = plain(array, self.largest)
         cdef int place = self.place_of(op)
         if x == NULL or not self.is_reducible(x, place):
@@ -105,6 +109,8 @@ cdef class Collectives(InNode):
 
     def reduce(self, array, root, op):
         """Do a reduce, or return False."""
+        if self.is_for_gpu(array):
+            return self.gpu.reduce_as(array, root, op, BLOCKING)
         cdef Array* x = plain(array, self.largest)
         cdef int code, place = self.place_of(op)
         if x == NULL or not is_rank(root, self.size) or not self.is_reducible(x, place):
@@ -153,6 +159,8 @@ cdef class Collectives(InNode):
 
     def all_gather_single(self, output, array):
         """Do an all_gather_single, or return False."""
+        if self.is_for_gpu(output):
+            return self.gpu.all_gather_single_as(output, array, BLOCKING)
         cdef Array* y = plain(output, self.largest)
         cdef Array* x = plain(array, self.largest)
         if not self.is_pair(y, x) or PyArray_NBYTES(y) != PyArray_NBYTES(x) * self.size or type_of(x) == 0:
@@ -186,6 +194,8 @@ cdef class Collectives(InNode):
 
     def reduce_scatter_single(self, output, array, op):
         """Do a reduce_scatter_single, or return False."""
+        if self.is_for_gpu(output):
+            return self.gpu.reduce_scatter_single_as(output, array, op, BLOCKING)
         cdef Array* y = plain(output, self.largest)
         cdef Array* x = plain(array, self.largest)
         cdef int place = self.place_of(op)

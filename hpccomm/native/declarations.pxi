@@ -42,8 +42,11 @@ cdef extern from *:
     {
         return ((PyTypeObject *)type)->tp_new((PyTypeObject *)type, nothing, NULL);
     }
+    /* Whether nobody else can reach an object whose class has weak references. */
+    static int hc_is_sole(PyObject *of) { return Py_REFCNT(of) == 1 && *PyObject_GET_WEAKREFS_LISTPTR(of) == NULL; }
     """
     object hc_new(object type, object nothing)
+    bint hc_is_sole(object of)
 
 cdef extern from "numpy/arrayobject.h":
     ctypedef struct Array "PyArrayObject":

@@ -83,8 +83,10 @@ cdef enum:
     DEFAULT_STREAM = 0
     CUDA_ERROR = 1 << 16  # added to CUDA's error codes: the others are NCCL's
     NCCL_IN_PROGRESS = 7
-    START = 2  # how a persistent operation is begun
-    RUN = 3
+    BLOCKING = 0  # how an operation is done
+    ASYNC
+    START  # a persistent one, as ASYNC
+    RUN  # a persistent one, as BLOCKING
     LEFT = -1  # the operation is left to the checks
     DTYPES = 16
     GPU_OPS = 8
@@ -198,8 +200,6 @@ cdef inline bint are_seen_apart(Seen* one, Seen* other) noexcept nogil:
 
 
 cdef inline int gpu_op(object op) noexcept:
-    """Return the number of an op in the tables; NOBODY if it has none."""
-    try:
-        return gpu_ops.get(op, NOBODY)
-    except TypeError:  # it is not hashable
-        return NOBODY
+    """Return the number of an op in the tables; NOBODY if it has none, or is not hashable."""
+    cdef PyObject* place = PyDict_GetItem(gpu_ops, op)
+    return NOBODY if place == NULL else <int>PyLong_AsLong(<object>place)

@@ -2,7 +2,6 @@
 
 cdef enum:
     AXES = 4  # FEW in copies.cu
-    COPIES = 32  # in its struct Copies<FEW>
     THREADS = 256
     MOST_BLOCKS = 1024
     MOST_KEPT = 1 << 20  # bytes of memory that is kept for the next operation on a stream
@@ -82,11 +81,10 @@ cdef bint lays_out(object array, Seen* x, P* kernels, Packed* made) except -1:
 
 cdef int launch(Functions* functions, Packed* made, bint unpacks, P stream) noexcept nogil:
     """Put the copy on a stream; return CUDA's error code."""
-    cdef Copy[COPIES] table
+    cdef Copy table = made.pack  # the kernel's struct Copies<FEW, 1>
     cdef P argument = &table
-    table[0] = made.pack
     if unpacks:
-        table[0].target, table[0].source = made.pack.source, made.pack.target
+        table.target, table.source = made.pack.source, made.pack.target
         for i in range(AXES):
-            table[0].to[i], table[0].of[i] = made.pack.of[i], made.pack.to[i]
+            table.to[i], table.of[i] = made.pack.of[i], made.pack.to[i]
     return functions.launch(made.kernel, made.blocks, 1, 1, THREADS, 1, 1, 0, stream, &argument, NULL)

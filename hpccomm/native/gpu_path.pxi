@@ -33,7 +33,8 @@ cdef class GPUPath:
     cdef intptr_t own  # the communicator's stream
     cdef Issuing issuing
     cdef str device_name
-    cdef public bint is_open
+    cdef public bint is_open, is_in_use  # connected; and the dispatcher's choice now
+    cdef Path host  # counts the operations; None: the dispatcher does
     cdef readonly object dispatcher
     cdef dict in_flight
     cdef readonly dict kept
@@ -44,6 +45,7 @@ cdef class GPUPath:
     cdef uint64_t[2] memory_of
     cdef Py_ssize_t[2] memory_bytes
     cdef readonly int holding  # Works in flight for which arrays are kept
+    cdef GPUPending spare  # a `_rest` that has ended, for the next one
     cdef public long long period  # nanoseconds between two calls of `mark`
     cdef long long marked  # when it was last called
     cdef object timeout
@@ -52,7 +54,7 @@ cdef class GPUPath:
                 str device_name, Issuing issuing, list events, dict kept, type work_class, list kernels):
         """Do operations from now on. `functions`: addresses by the names in FUNCTIONS; `own`: the communicator's stream;
         `order`: an event; `events`: unused ones; `kept`: arrays by the event until which they are kept; `kernels`:
-        those of copies.cu for few axes, by unit.
+        those of copies.cu for one copy of few axes, by unit.
         """
         for i, name in enumerate(FUNCTIONS):
             (<P*>&self.to)[<int>i] = <P><uintptr_t>functions[name]
@@ -68,100 +70,132 @@ cdef class GPUPath:
         """Count operations and keep Works in flight in the group's dispatcher from now on."""
         self.dispatcher, self.in_flight, self.timeout = dispatcher, dispatcher.in_flight, dispatcher.timeout
 
-    # -- operations; each returns True or a Work, or False if it has done nothing. `how` is False, True (async_op=True),
-    # START (as that, of a persistent operation) or RUN (as a blocking one, of a persistent operation)
+    # -- operations, as in core/backend.py's FastPath: a fast path of host arrays calls those in C, which `how` selects
 
-    def broadcast(self, array, root, int how):
-        """Do a broadcast, or return False."""
+    def broadcast(self, array, root): return self.broadcast_as(array, root, BLOCKING)
+    def ibroadcast(self, array, root): return self.broadcast_as(array, root, ASYNC)
+    def all_reduce(self, array, op): return self.all_reduce_as(array, op, BLOCKING)
+    def iall_reduce(self, array, op): return self.all_reduce_as(array, op, ASYNC)
+    def reduce(self, array, root, op): return self.reduce_as(array, root, op, BLOCKING)
+    def ireduce(self, array, root, op): return self.reduce_as(array, root, op, ASYNC)
+    def all_gather_single(self, output, array): return self.all_gather_single_as(output, array, BLOCKING)
+    def iall_gather_single(self, output, array): return self.all_gather_single_as(output, array, ASYNC)
+    def reduce_scatter_single(self, output, array, op): return self.reduce_scatter_single_as(output, array, op, BLOCKING)
+    def ireduce_scatter_single(self, output, array, op): return self.reduce_scatter_single_as(output, array, op, ASYNC)
+    def all_reduce_coalesced(self, arrays, op): return self.all_reduce_coalesced_as(arrays, op, BLOCKING)
+    def iall_reduce_coalesced(self, arrays, op): return self.all_reduce_coalesced_as(arrays, op, ASYNC)
+    def send(self, array, dst, tag): return self.send_as(array, dst, tag, BLOCKING)
+    def isend(self, array, dst, tag): return self.send_as(array, dst, tag, ASYNC)
+    def recv(self, array, src, tag): return self.recv_as(array, src, tag, BLOCKING)
+    def irecv(self, array, src, tag): return self.recv_as(array, src, tag, ASYNC)
+    def sendrecv(self, array, dst, output, src, tag, recv_tag): return self.sendrecv_as(array, dst, output, src, tag, recv_tag, BLOCKING)
+    def isendrecv(self, array, dst, output, src, tag, recv_tag): return self.sendrecv_as(array, dst, output, src, tag, recv_tag, ASYNC)
+
+    def again(self, str operation, tuple arguments, int how):
+        """Begin a persistent operation as START or RUN says, or return None."""
+        if not self.is_in_use:
+            return None
+        if operation == "all_reduce":
+            return self.all_reduce_as(arguments[0], arguments[1], how)
+        if operation == "broadcast":
+            return self.broadcast_as(arguments[0], arguments[1], how)
+        if operation == "all_gather_single":
+            return self.all_gather_single_as(arguments[0], arguments[1], how)
+        if operation == "reduce_scatter_single":
+            return self.reduce_scatter_single_as(arguments[0], arguments[1], arguments[2], how)
+        return self.all_reduce_coalesced_as(arguments[0], arguments[1], how)
+
+    cdef object broadcast_as(self, object array, object root, int how):
+        """Do a broadcast, or return None."""
         cdef Seen x
         cdef Packed packed
         if not self.takes_any(array, &x, &packed) or not is_rank(root, self.size):
-            return False
+            return None
         packed.is_packed, packed.is_unpacked = root == self.rank, root != self.rank
         cdef Call call = Call(BROADCAST, x.data, x.data, x.count * x.type.width, x.type.datatype, 0, root)
         return self.do(&call, 1, how, BROADCAST, &x, NOBODY, root, array, array, None, &packed)
 
-    def all_reduce(self, array, op, int how):
-        """Do an all_reduce, or return False."""
+    cdef object all_reduce_as(self, object array, object op, int how):
+        """Do an all_reduce, or return None."""
         cdef Seen x
         cdef Packed packed
         cdef int place = gpu_op(op)
         if place < 0 or not self.takes_any(array, &x, &packed) or x.type.ops[place] < 0:
-            return False
+            return None
         cdef Call call = Call(ALL_REDUCE, x.data, x.data, x.count * x.type.width, x.type.datatype, x.type.ops[place], 0)
         return self.do(&call, 1, how, ALL_REDUCE, &x, place, NOBODY, array, array, None, &packed)
 
-    def reduce(self, array, root, op, int how):
-        """Do a reduce, or return False."""
+    cdef object reduce_as(self, object array, object root, object op, int how):
+        """Do a reduce, or return None."""
         cdef Seen x
         cdef Packed packed
         cdef int place = gpu_op(op)
         if place < 0 or not self.takes_any(array, &x, &packed) or x.type.ops[place] < 0 or not is_rank(root, self.size):
-            return False
+            return None
         packed.is_unpacked = root == self.rank
         cdef Call call = Call(REDUCE, x.data, x.data, x.count * x.type.width, x.type.datatype, x.type.ops[place], root)
         return self.do(&call, 1, how, REDUCE, &x, place, root, array, array, None, &packed)
 
-    def all_gather_single(self, output, array, int how):
-        """Do an all_gather_single, or return False."""
+    cdef object all_gather_single_as(self, object output, object array, int how):
+        """Do an all_gather_single, or return None."""
         cdef Seen x, y
         if not self.takes(array, &x) or not self.takes(output, &y) or x.type != y.type or not are_seen_apart(&x, &y):
-            return False
+            return None
         if y.count != x.count * self.size:
-            return False
+            return None
         cdef Call call = Call(ALL_GATHER, x.data, y.data, x.count * x.type.width, x.type.datatype, 0, 0)
         return self.do(&call, 1, how, ALL_GATHER, &y, NOBODY, NOBODY, output, (output, array))
 
-    def reduce_scatter_single(self, output, array, op, int how):
-        """Do a reduce_scatter_single, or return False."""
+    cdef object reduce_scatter_single_as(self, object output, object array, object op, int how):
+        """Do a reduce_scatter_single, or return None."""
         cdef Seen x, y
         cdef int place = gpu_op(op)
         if not self.takes(array, &x) or not self.takes(output, &y) or x.type != y.type or not are_seen_apart(&x, &y):
-            return False
+            return None
         if place < 0 or x.type.ops[place] < 0 or x.count != y.count * self.size:
-            return False
+            return None
         cdef Call call = Call(REDUCE_SCATTER, x.data, y.data, y.count * x.type.width, x.type.datatype, x.type.ops[place], 0)
         return self.do(&call, 1, how, REDUCE_SCATTER, &y, place, NOBODY, output, (output, array))
 
-    def send(self, array, dst, tag, int how):
-        """Send a message, or return False."""
+    cdef object send_as(self, object array, object dst, object tag, int how):
+        """Send a message, or return None."""
         cdef Seen x
         if not self.takes(array, &x) or not self.is_message(dst, tag):
-            return False
+            return None
         cdef Call call = Call(SEND, x.data, NULL, x.count * x.type.width, x.type.datatype, 0, dst)
         return self.do(&call, 1, how, SEND, &x, NOBODY, dst, array, array)
 
-    def recv(self, array, src, tag, int how):
-        """Receive a message, or return False."""
+    cdef object recv_as(self, object array, object src, object tag, int how):
+        """Receive a message, or return None."""
         cdef Seen x
         if not self.takes(array, &x) or not self.is_message(src, tag):
-            return False
+            return None
         cdef Call call = Call(RECV, NULL, x.data, x.count * x.type.width, x.type.datatype, 0, src)
         return self.do(&call, 1, how, RECV, &x, NOBODY, src, array, array, src)
 
-    def sendrecv(self, array, dst, output, src, tag, recv_tag, int how):
-        """Send a message and receive another, or return False."""
+    cdef object sendrecv_as(self, object array, object dst, object output, object src, object tag, object recv_tag, int how):
+        """Send a message and receive another, or return None."""
         cdef Seen x, y
         cdef Call[2] both
         if not self.takes(array, &x) or not self.takes(output, &y) or not are_seen_apart(&x, &y):
-            return False
+            return None
         if not (is_rank(dst, self.size) and is_rank(src, self.size) and recv_tag is None and self.is_no_tag(tag)):
-            return False
+            return None
         both[0] = Call(SEND, x.data, NULL, x.count * x.type.width, x.type.datatype, 0, dst)
         both[1] = Call(RECV, NULL, y.data, y.count * y.type.width, y.type.datatype, 0, src)
         return self.do(both, 2, how, SENDRECV, &y, NOBODY, dst, output, (output, array), src)
 
-    def all_reduce_coalesced(self, arrays, op, int how):
-        """Do an all_reduce of each array as one group of calls, or return False."""
+    cdef object all_reduce_coalesced_as(self, object arrays, object op, int how):
+        """Do an all_reduce of each array as one group of calls, or return None."""
         cdef Call[MOST_CALLS] calls
         cdef Seen x
         cdef int n = 0, place = gpu_op(op)
         cdef Py_ssize_t nbytes = 0
         if place < 0 or type(arrays) is not list or not 0 < PyList_GET_SIZE(arrays) <= MOST_CALLS:
-            return False
+            return None
         for array in <list>arrays:
             if not self.takes(array, &x) or x.type.ops[place] < 0:
-                return False
+                return None
             calls[n] = Call(ALL_REDUCE, x.data, x.data, x.count * x.type.width, x.type.datatype, x.type.ops[place], 0)
             n, nbytes = n + 1, nbytes + x.nbytes
         x.nbytes = nbytes
@@ -188,9 +222,11 @@ cdef class GPUPath:
 
     cdef object do(self, Call* calls, int n, int how, int what, Seen* x, int place, int peer, object result,
                    object arrays, object source=None, Packed* packed=NULL):
-        """Do an operation and count it, or return False. `arrays`: those that an asynchronous operation keeps."""
+        """Do an operation, count it, and return its Work, or `source`, or True; or return None. `arrays`: those that an
+        asynchronous operation keeps.
+        """
         cdef P current = <P>self.to.current_stream(self.device), event = NULL
-        cdef bint async_op = how == 1 or how == START
+        cdef bint async_op = how == ASYNC or how == START
         cdef P stream = <P>self.own if async_op else current
         cdef long long number, entry = 0
         cdef int code, is_captured = 0
@@ -200,7 +236,7 @@ cdef class GPUPath:
             what = start_of(what)
         if has_gaps:
             if self.to.capturing(current, &is_captured) != 0 or is_captured:
-                return False
+                return None
             memory = self.temporary(stream, x.nbytes)
             packed.pack.target = calls.sent = calls.received = <P>PyLong_AsVoidPtr(GET(memory_address, GET(array_data, memory)))
         if async_op:
@@ -214,7 +250,7 @@ cdef class GPUPath:
         if code == LEFT:
             if async_op:
                 self.events.append(<uintptr_t>event)
-            return False
+            return None
         try:
             number = self.counted(what, x, place, peer, async_op, &entry)
             if code == NCCL_IN_PROGRESS:
@@ -244,7 +280,7 @@ cdef class GPUPath:
         if now() - self.marked >= self.period:
             self.marked = now()
             self.mark(NAMES[what], result, peer if what >= SEND else None)
-        return True
+        return True if source is None else source
 
     cdef object temporary(self, P stream, Py_ssize_t nbytes):
         """Return temporary memory, the same for all operations of a stream: they come one after the other."""
@@ -336,9 +372,11 @@ cdef class GPUPath:
 
     cdef long long counted(self, int what, Seen* x, int place, int peer, bint is_async, long long* entry) except -1:
         """Count an operation, note it in the ring, and return its number."""
-        cdef object dispatcher = self.dispatcher, path = dispatcher.fast_path
+        cdef object dispatcher
+        cdef Path path = self.host
         cdef long long number
-        if not isinstance(path, Path):  # the group has no compiled fast path for host arrays yet
+        if path is None:  # the group has no compiled fast path for host arrays yet
+            dispatcher = self.dispatcher
             if what >= SEND:
                 number = dispatcher.messages = dispatcher.messages + 1
                 if what != RECV:
@@ -347,13 +385,13 @@ cdef class GPUPath:
                 number = dispatcher.collectives = dispatcher.collectives + 1
                 dispatcher.recent.append((number, NAMES[what], <object>gpu_dtypes[x.type - &gpu_types[0]], x.nbytes))
             return number
-        entry[0] = note(<Path>path, what, x.type.number, x.nbytes, NOBODY if place < 0 else gpu_op_notes[place], peer,
+        entry[0] = note(path, what, x.type.number, x.nbytes, NOBODY if place < 0 else gpu_op_notes[place], peer,
                         0 if what >= SEND else NOBODY, is_async)
         if what >= SEND:
-            (<Path>path).messages += 1
-            return (<Path>path).messages + (<Path>path).passed_messages
-        (<Path>path).count += 1
-        return (<Path>path).count + (<Path>path).passed_collectives
+            path.messages += 1
+            return path.messages + path.passed_messages
+        path.count += 1
+        return path.count + path.passed_collectives
 
     # -- Works
 
@@ -367,7 +405,7 @@ cdef class GPUPath:
         work.timeout = self.timeout
         if what >= SEND:
             work.peer, work.tag = peer, 0
-        work.holds = True
+        work.holds = work.has_event = True
         self.kept[work._event] = (None, arrays)
         self.reap()
         self.holding += 1
@@ -393,8 +431,10 @@ cdef class GPUPath:
             if status != 0:  # not ready; or an error, which a wait raises
                 return 0
             self.in_flight.pop(work, None)
-            work._release(work._event)
+            work.release()
             work._status, work._notified = COMPLETED, True
+            if work.called_on == NO_STREAM and hc_is_sole(work):  # no other Work, and no watchdog, looks at it
+                self.spare = work
         return 0
 
 

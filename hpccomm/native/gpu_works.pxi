@@ -12,7 +12,7 @@ cdef class GPUPending:
     cdef object name, array, peer, tag, known_info, dtype
     cdef Py_ssize_t count
     cdef long long number, entry
-    cdef bint holds  # the group keeps its arrays
+    cdef bint holds, has_event  # the group keeps its arrays; the event is its own
 
     def __cinit__(self):
         self._status = IN_FLIGHT
@@ -55,34 +55,48 @@ cdef class GPUPending:
         if self._event == path.issuing.newest:
             path.issuing.last = <intptr_t>current  # later work on this stream is behind the newest operation
         if <intptr_t>current == self.called_on:
-            self._let_go()
+            self.let_go()
         return True
 
     def _let_go(self):
         """See CudaWork._let_go."""
+        self.let_go()
+
+    cdef int let_go(self) except -1:
         cdef GPUPath path = self.path
-        if self.path.in_flight.pop(self, False) is False:  # it is part of another Work
-            return
-        cdef GPUPending rest = <GPUPending>hc_new(path.work_class, NO_ARGUMENTS)
+        if path.in_flight.pop(self, False) is False:  # it is part of another Work
+            return 0
+        cdef GPUPending rest = path.spare
+        if rest is None:
+            rest = <GPUPending>hc_new(path.work_class, NO_ARGUMENTS)
+        else:
+            path.spare, rest._status, rest._notified, rest.was_asked, rest.known_info = None, IN_FLIGHT, False, False, None
         rest.path, rest._event, rest.name, rest.number, rest.entry = path, self._event, self.name, self.number, self.entry
         rest.dtype, rest.count, rest.peer, rest.tag, rest.timeout = self.dtype, self.count, self.peer, self.tag, self.timeout
-        rest.called_on = NO_STREAM
-        path.kept[self._event] = ()
+        rest.called_on, rest.has_event = NO_STREAM, True
         self.holds_no_more()
-        self._event, self._rest = 0, rest
+        self._event, self.has_event, self._rest = 0, False, rest
         path.in_flight[rest] = None
+        return 0
 
-    cdef inline void holds_no_more(self) noexcept:
+    cdef inline int holds_no_more(self) except -1:
         if self.holds:
             self.holds = False
             self.path.holding -= 1
+            self.path.kept.pop(self._event, None)
+        return 0
 
     def _release(self, event):
         """Release the event and the arrays in flight until it; a second call does nothing."""
-        if self.path.kept.pop(event, None) is not None:
-            self.path.events.append(event)
+        self.release()
+
+    cdef inline int release(self) except -1:
+        if self.has_event:
+            self.has_event = False
+            self.path.events.append(self._event)
             self.holds_no_more()
             note_end(self.entry, self.error is not None)
+        return 0
 
 
 cdef object described, gpu_work_wait

@@ -133,6 +133,8 @@ cdef class Lists(Collectives):
 
     def all_reduce_coalesced(self, arrays, op):
         """Do an all_reduce of many arrays of one dtype, packed into few as in mpi/coalesced.py, or return False."""
+        if type(arrays) is list and PyList_GET_SIZE(arrays) > 0 and self.is_for_gpu(<object>PyList_GET_ITEM(arrays, 0)):
+            return self.gpu.all_reduce_coalesced_as(arrays, op, BLOCKING)
         cdef bint averages = op is self.average or (type(op) is str and op == "avg")
         cdef int code, number, place = self.usual_place if averages else self.place_of(op)
         number = self.type_of_first(arrays)

@@ -30,6 +30,8 @@ cdef class FastPath(Sparse):
 
     def send(self, array, dst, tag):
         """Send a message, or return False."""
+        if self.is_for_gpu(array):
+            return self.gpu.send_as(array, dst, tag, BLOCKING)
         cdef Array* x = plain(array, LARGEST_COUNT)
         if x == NULL or not is_rank(dst, self.size) or not self.is_tag(tag) or type_of(x) == 0:
             return False
@@ -49,6 +51,8 @@ cdef class FastPath(Sparse):
 
     def recv(self, array, src, tag):
         """Receive a message and return its sender, or return None."""
+        if self.is_for_gpu(array):
+            return self.gpu.recv_as(array, src, tag, BLOCKING)
         cdef Array* x = plain(array, LARGEST_COUNT)
         if x == NULL or not is_rank(src, self.size) or not self.is_tag(tag) or type_of(x) == 0:
             return None
@@ -69,6 +73,8 @@ cdef class FastPath(Sparse):
 
     def sendrecv(self, array, dst, output, src, tag, recv_tag):
         """Send a message and receive another, and return its sender; or return None."""
+        if self.is_for_gpu(array):
+            return self.gpu.sendrecv_as(array, dst, output, src, tag, recv_tag, BLOCKING)
         cdef Array* y = plain(output, LARGEST_COUNT)
         cdef Array* x = plain(array, LARGEST_COUNT)
         if y == NULL or x == NULL or not are_apart(y, x) or type_of(x) == 0 or type_of(y) == 0:
@@ -92,10 +98,14 @@ cdef class FastPath(Sparse):
 
     def isend(self, array, dst, tag):
         """Begin to send a message and return its Work, or return None."""
+        if self.is_for_gpu(array):
+            return self.gpu.send_as(array, dst, tag, ASYNC)
         return self.begun(self.prepared(False, array, dst, tag))
 
     def irecv(self, array, src, tag):
         """Begin to receive a message and return its Work, or return None."""
+        if self.is_for_gpu(array):
+            return self.gpu.recv_as(array, src, tag, ASYNC)
         return self.begun(self.prepared(True, array, src, tag))
 
     cdef inline Pending prepared(self, bint receives, object array, object peer, object tag):
@@ -158,6 +168,8 @@ cdef class FastPath(Sparse):
 
     def ibroadcast(self, array, root):
         """Begin a broadcast and return its Work, or return None."""
+        if self.is_for_gpu(array):
+            return self.gpu.broadcast_as(array, root, ASYNC)
         cdef Array* x = plain(array, self.largest_async)
         if x == NULL or not is_rank(root, self.size) or type_of(x) == 0:
             return None
@@ -181,6 +193,8 @@ cdef class FastPath(Sparse):
 
     def iall_reduce(self, array, op):
         """Begin an all_reduce and return its Work, or return None."""
+        if self.is_for_gpu(array):
+            return self.gpu.all_reduce_as(array, op, ASYNC)
         cdef Array* x = plain(array, self.largest_async)
         cdef int code = 0, place = self.place_of(op)
         if x == NULL or not self.is_reducible(x, place):
@@ -193,6 +207,22 @@ cdef class FastPath(Sparse):
                 code = mpi.iallreduce(mpi.in_place, PyArray_DATA(x), count_of(x), mpi.reduced[place][number],
                                       mpi.ops[place][number], self.comm, &work.request)
         return self.has_begun("all_reduce", work, code)
+
+    def ireduce(self, array, root, op):
+        """Begin a reduce of a GPU array and return its Work, or return None; as all below."""
+        return self.gpu.reduce_as(array, root, op, ASYNC) if self.is_for_gpu(array) else None
+
+    def iall_gather_single(self, output, array):
+        return self.gpu.all_gather_single_as(output, array, ASYNC) if self.is_for_gpu(output) else None
+
+    def ireduce_scatter_single(self, output, array, op):
+        return self.gpu.reduce_scatter_single_as(output, array, op, ASYNC) if self.is_for_gpu(output) else None
+
+    def isendrecv(self, array, dst, output, src, tag, recv_tag):
+        return self.gpu.sendrecv_as(array, dst, output, src, tag, recv_tag, ASYNC) if self.is_for_gpu(array) else None
+
+    def iall_reduce_coalesced(self, arrays, op):
+        return self.gpu.all_reduce_coalesced_as(arrays, op, ASYNC) if self.is_for_gpu(arrays) else None
 
     cdef Pending has_begun(self, str name, Pending work, int code):
         """Count a collective that has begun, and return its Work, already complete in a group of one rank."""

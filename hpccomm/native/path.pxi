@@ -1,6 +1,7 @@
 # State of a group's fast path that all operations need: rank and size, counts, notes in the ring.
 
 cdef class Pending  # in works.pxi
+cdef class GPUPath  # in gpu_path.pxi
 
 
 cdef inline bint is_rank(object number, int size) noexcept:
@@ -27,6 +28,7 @@ cdef class Path:
     cdef readonly object dispatcher
     cdef object usual_op, average, timeout, work_class
     cdef int usual_place
+    cdef GPUPath gpu  # does the operations on other arrays than NumPy's; None: nothing does
 
     def __init__(self, comm, int rank, int size, dict windows, Py_ssize_t largest, Py_ssize_t largest_async,
                  int largest_tag, usual_op, average, Py_ssize_t largest_run, type work_class):
@@ -52,6 +54,16 @@ cdef class Path:
         self.dispatcher, self.in_flight, self.timeout = dispatcher, dispatcher.in_flight, dispatcher.timeout
         self.passed_collectives, self.passed_messages = dispatcher.collectives, dispatcher.messages
         dispatcher.notes.follow(self)
+
+    def with_gpu(self, GPUPath gpu):
+        """See FastPath.with_gpu."""
+        self.gpu = gpu
+        if gpu is not None:
+            gpu.host = self
+        return self
+
+    cdef inline bint is_for_gpu(self, object array) noexcept:
+        return Py_TYPE(array) is not &PyArray_Type and self.gpu is not None
 
     def addresses_of_counts(self):
         """Return the addresses of the counts: the fast path's collectives, others; its messages, others."""

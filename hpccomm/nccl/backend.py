@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..core.backend import Backend, GPUFastPath, Pieces
+from ..core.backend import Backend, FastPath, Pieces
 from ..core.options import BackendOptions
 from ..core.persistent_work import PersistentWork
 from ..core.reduce_op import ReduceOp
@@ -415,7 +415,7 @@ class NCCLBackend(Backend):
 def fast_path_of(backend: NCCLBackend) -> Any:
     """Return the compiled fast path; without the extension, one that does nothing."""
     if fastpath is None:
-        return GPUFastPath()
+        return FastPath()
     from .fast_path import NCCLFastPath
 
     return NCCLFastPath(backend)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..core.arrays import device_of_type
-from ..core.backend import GPUFastPath
+from ..core.backend import FastPath
 from ..core.dispatcher import REAP_ABOVE, REAP_BYTES
 from ..core.operation_list import CALLED
 from ..core.reduce_op import ReduceOp
@@ -44,10 +44,9 @@ class CompiledCudaWork(fastpath.GPUPending, CudaWork):
     _device = property(attrgetter("path.connection.device"))
     _failure = property(attrgetter("path.connection.why_ended"))
     _wait_blocks = property(attrgetter("path.connection.wait_blocks"))
-    _kept = property(attrgetter("path.kept"))
 
 
-class NCCLFastPath(fastpath.GPUPath, GPUFastPath):
+class NCCLFastPath(fastpath.GPUPath, FastPath):
     """The fast path of one group."""
 
     connection: Connection
@@ -69,7 +68,7 @@ class NCCLFastPath(fastpath.GPUPath, GPUFastPath):
             self._count_with_the_host()
 
     def attach(self, dispatcher: Dispatcher) -> None:
-        """See GPUFastPath.attach."""
+        """See FastPath.attach."""
         super().attach(dispatcher)
         self._count_with_the_host()
 

@@ -20,8 +20,7 @@ START, RUN = 2, 3  # as in native/gpu.pxi
 class NCCLPersistentWork(PersistentWork):
     """A plan and its arrays; each start has its own Work, unless a CUDA graph captures it."""
 
-    _fast: Callable[[int], Any] | None = None  # begins it on the fast path, or returns False
-    _path: Any = None
+    _fast: Callable[[int], Any] | None = None  # begins it on the fast path, or returns None
 
     def __init__(self, connection: Connection, plan: Plan, arrays: Any) -> None:
         self._connection = connection
@@ -32,13 +31,13 @@ class NCCLPersistentWork(PersistentWork):
     def use(self, path: Any, operation: str, arguments: tuple[Any, ...]) -> None:
         """Begin the operation on a fast path, if that has it and takes the arrays; not with settings of its own."""
         if operation in FAST and path.is_open:
-            self._path, self._fast = path, partial(getattr(path, operation), *arguments)
+            self._fast = partial(path.again, operation, arguments)
 
     def start(self) -> None:
         """See PersistentWork.start."""
         if self.is_active or self._freed:
             self.refuse_to_start()
-        if not (work := self._do(START)):
+        if self._fast is None or (work := self._fast(START)) is None:
             return super().start()
         self._work, self.is_active = work, True
 
@@ -46,13 +45,8 @@ class NCCLPersistentWork(PersistentWork):
         """See PersistentWork.run: on the current stream, like a blocking operation."""
         if self.is_active or self._freed:
             self.refuse_to_start()
-        if not self._do(RUN):
+        if self._fast is None or self._fast(RUN) is None:
             super().run()
-
-    def _do(self, how: int) -> Any:
-        if self._fast is None or self.dispatcher.fast_on_gpu is not self._path:
-            return False
-        return self._fast(how)
 
     def begin(self) -> Work | None:
         assert self._plan is not None, "it has been freed"

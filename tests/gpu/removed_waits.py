@@ -42,6 +42,8 @@ COMPILED = {  # pieces of the compiled path, and their replacements
     "if <intptr_t>current == self.called_on:": "if True:",
     "code = of_cuda(launch(&self.to, packed, True, stream))": "pass",
     "arrays = arrays, memory": "pass",
+    "and hc_is_sole(work):": ":",
+    "rest._status, rest._notified, rest.was_asked, rest.known_info = None, IN_FLIGHT, False, False, None": "rest.known_info = None, None",
 }
 WORKS = {"MPIWork", "ReceiveWork", "GPUWork", "GPUReceiveWork"}  # the last argument is kept
 ENDS = {"end": 3, "_end": 3, "_run": 4}  # and so it is of these, which have so many

@@ -342,3 +342,33 @@ def test_a_device_that_is_registered_later_has_its_arrays(
     core_arrays._predicates.clear()
     hc.all_reduce(on.one)
     results(process_group, "all_reduce", on)
+
+
+def test_a_work_that_has_ended_stays_so_when_a_later_one_has_not(process_group: hc.ProcessGroup, machine: Any) -> None:
+    on = Arrays(process_group)
+    first = hc.all_reduce(on.one, async_op=True)
+    first.wait()
+    hc.all_reduce(on.all, async_op=True)  # keeps its array, so the next one lets go of what has ended
+    second = hc.all_reduce(on.all, async_op=True)
+    machine.held = True
+    second.wait()
+    assert first.is_completed()
+    assert not second.is_completed()
+    machine.held = False
+    assert second.is_completed()
+
+
+def test_what_is_left_of_a_work_is_used_again(process_group: hc.ProcessGroup, machine: Any) -> None:
+    on, dispatcher = Arrays(process_group), process_group.dispatcher
+    dispatcher.reap()
+    hc.all_reduce(on.one, async_op=True).wait()
+    (left,) = map(id, dispatcher.in_flight)
+    hc.all_reduce(on.all, async_op=True)
+    work = hc.all_reduce(on.all, async_op=True)
+    machine.held = True
+    work.wait()
+    assert left in map(id, dispatcher.in_flight)
+    assert [each.sequence_number for each in dispatcher.in_flight] == [process_group.sequence_number]
+    assert not work.is_completed()
+    machine.held = False
+    assert work.is_completed()

@@ -160,9 +160,9 @@ SHAPES = [(2,) * 9, (), (5,), (3, 4), (2, 3, 4), (2, 1, 3, 2), (0, 3), (7, 2), (
 
 
 def run_on_the_host(launches: list[copies.Copies]) -> None:
-    for (unit, axes), _, (blocks, count), table in launches:
+    for kernel, _, (blocks, count), table in launches:
         assert table.nbytes <= 4096, "a kernel's arguments"
-        build.copying().copies(unit, axes, ctypes.c_void_p(table.ctypes.data), blocks, count, 8)
+        build.copying().copies(*kernel, ctypes.c_void_p(table.ctypes.data), blocks, count, 8)
 
 
 def check_copies(shapes: list[tuple[int, ...]], dtype: str, seed: int) -> list[copies.Copies]:
@@ -198,12 +198,20 @@ def test_a_misaligned_access_is_noticed() -> None:
         "from hpccomm.cuda import copies\n"
         "from tests.gpu.kernels import build\n"
         "at = np.zeros(8).ctypes.data\n"
-        "table = copies.table_of(copies.FEW, [(at, at + 33, [(2, 8, 8)])])\n"
-        "build.copying().copies(8, copies.FEW, ctypes.c_void_p(table.ctypes.data), 1, 1, 2)\n"
+        "kernel = copies.Kernel(8, copies.FEW, 1)\n"
+        "table = copies.table_of(kernel, [(at, at + 33, [(2, 8, 8)])])\n"
+        "build.copying().copies(*kernel, ctypes.c_void_p(table.ctypes.data), 1, 1, 2)\n"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode != 0
     assert "misaligned address" in ended.stderr
+
+
+@as_cpp
+def test_one_copy_of_few_axes_has_a_table_of_its_size() -> None:
+    for seed in range(20):
+        (launch,) = check_copies([(3, 4)], "f4", seed)
+        assert (launch.kernel.copies, launch.table.nbytes) == (1, copies.COPY[copies.FEW].size)
 
 
 def test_an_array_of_many_axes_is_one_copy() -> None:
@@ -243,8 +251,8 @@ INTRA_NODE, COPIES = (Path(copies.__file__).with_name(f"{name}.cu") for name in 
 @pytest.mark.parametrize("architecture", [75, 90, 120])
 def test_the_kernels_compile(architecture: int) -> None:
     assert len(ptx(INTRA_NODE, cupy_runtime.instances(8, 4), architecture)) == 6
-    made = ptx(COPIES, [f"copy<{unit}, {axes}>" for unit, axes in copies.KERNELS], architecture)
-    assert len(made) == 10
+    made = ptx(COPIES, [f"copy<{each.unit}, {each.axes}, {each.copies}>" for each in copies.KERNELS], architecture)
+    assert len(made) == 15
     assert not any(".local" in text for text in made.values())  # no copy of the table in each thread
 
 

@@ -481,7 +481,7 @@ def copies_kernels(device: int) -> dict[copies.Kernel, Callable[..., None]]:
     return {kernel: copies_kernel(*kernel, device) for kernel in copies.KERNELS}
 
 
-def copies_kernel(unit: int, axes: int, device: int) -> Callable[..., None]:
+def copies_kernel(unit: int, axes: int, most: int, device: int) -> Callable[..., None]:
     """In place of a compiled kernel of copies.cu: the stand-in's copies, as the table says."""
     row_type = np.dtype(
         [("target", "u8"), ("source", "u8"), ("to", "i8", axes), ("of", "i8", axes), ("shape", "u4", axes)]
@@ -497,7 +497,7 @@ def copies_kernel(unit: int, axes: int, device: int) -> Callable[..., None]:
     def launch(grid: tuple[int, int], block: tuple[int], arguments: tuple[Any]) -> None:
         (table,) = arguments
         assert table.size == 1, "CuPy gives arrays of one element by value, and refuses others"
-        assert table.nbytes <= 4096, "arguments of a kernel"
+        assert table.nbytes == most * row_type.itemsize <= 4096, "arguments of a kernel"
         for row in table.view(row_type)[: grid[1]]:
             if row["target"]:  # not one that is there to load the kernel
                 target, source = (
