@@ -348,7 +348,7 @@ def test_a_work_that_has_ended_stays_so_when_a_later_one_has_not(process_group: 
     on = Arrays(process_group)
     first = hc.all_reduce(on.one, async_op=True)
     first.wait()
-    hc.all_reduce(on.all, async_op=True)  # keeps its array, so the next one lets go of what has ended
+    hc.all_reduce(on.all, async_op=True)  # keeps its array: the next one lets go of ended ones
     second = hc.all_reduce(on.all, async_op=True)
     machine.held = True
     second.wait()
