@@ -43,7 +43,7 @@ COMPILED = {  # pieces of the compiled path, and their replacements
     "code = of_cuda(launch(&self.to, packed, True, stream))": "pass",
     "arrays = arrays, memory": "pass",
     "and hc_is_sole(work):": ":",
-    "rest._status, rest._notified, rest.was_asked, rest.known_info = None, IN_FLIGHT, False, False, None": "rest.known_info = None, None",
+    "rest._status, rest._notified, rest.was_asked = IN_FLIGHT, False, False": "pass",
 }
 WORKS = {"MPIWork", "ReceiveWork", "GPUWork", "GPUReceiveWork"}  # the last argument is kept
 ENDS = {"end": 3, "_end": 3, "_run": 4}  # and so it is of these, which have so many
