@@ -503,20 +503,6 @@ def test_large_messages_take_the_fast_path(process_group: hc.ProcessGroup) -> No
     assert (output == (me - 1) % n).all()
 
 
-@needs_extension
-def test_ranks_that_are_bound_to_a_core_each_have_the_cores_of_all(
-    process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from hpccomm.mpi import compiled
-
-    comm = process_group.comm
-    assert comm is not None
-    monkeypatch.setattr(compiled.os, "sched_getaffinity", lambda process: {process_group.rank})
-    assert compiled.cores_of(comm) == process_group.size
-    monkeypatch.setattr(compiled.os, "sched_getaffinity", lambda process: {0})
-    assert compiled.cores_of(comm) == 1
-
-
 # -- wait_all ----------------------------------------------------------------------------------------------------
 
 
