@@ -10,7 +10,7 @@ import pytest
 import hpccomm as hc
 
 collect_ignore_glob = [
-    "docs/conf.py",  # it needs Sphinx
+    *("docs/conf.py", "docs/faster.py", "docs/cheat_sheet.py"),  # they need Sphinx and fpdf2
     *("hpccomm/*/cupy_*.py", "hpccomm/nccl/nccl4py_nccl.py"),  # they are imported where CuPy finds NCCL
     *("hpccomm/torch/*", "hpccomm/gloo/*"),  # and these where there is PyTorch
 ]

@@ -1,8 +1,7 @@
-"""The pages of the API name a function once, in the table at the top; collectives are those of `api/collectives.py`."""
+"""The pages of the API name a function or exception once, in a table; collectives are those of `api/collectives.py`."""
 
 from __future__ import annotations
 
-import inspect
 import re
 
 from hpccomm.api import collectives
@@ -11,7 +10,6 @@ MARK = ".. functions of the table above"  # where they are described
 TABLE = re.compile(r"\.\. autosummary::\n   :nosignatures:\n\n((?:   \w+\n)+)")
 DESCRIBED = re.compile(r"^\.\. (?:auto(?:function|class|exception)|py:(?:function|class)):: (\w+)", re.M)
 EVERY = "   every_collective\n"
-GUIDE = re.compile(r"\| call \| result \| MPI \|\n(?:\|.*\n)+")  # the table of the guide
 
 
 def names_in_tables(page: str) -> list[str]:
@@ -24,17 +22,10 @@ def written_out(page: str) -> str:
     """Return a page with a directive for each name of its tables that has none, in the place of the mark."""
     rest = [name for name in names_in_tables(page) if name not in DESCRIBED.findall(page)]
     page = page.replace(EVERY, "".join(f"   {name}\n" for name in collectives.__all__))
-    page = GUIDE.sub(lambda table: table[0] + "".join(rows(table[0])), page)
-    return page.replace(MARK, "\n".join(f".. autofunction:: {name}" for name in rest))
+    return page.replace(MARK, "\n".join(map(described, rest)))
 
 
-def rows(table: str) -> list[str]:
-    """Return rows for the collectives that the table lacks: the call, the docstring's beginning, and MPI's function."""
-    found = []
-    for name in collectives.__all__:
-        function = getattr(collectives, name)
-        arguments = ", ".join(inspect.signature(function).parameters).partition(", group")[0]
-        does, _, mpi = inspect.getdoc(function).partition("\n\n")[0].replace("\n", " ").partition(": MPI_")
-        if f"`{name}(" not in table:
-            found.append(f"| `{name}({arguments})` | {does.rstrip('.')} | {mpi.partition(' ')[0]} |\n")
-    return found
+def described(name: str) -> str:
+    """Return the directive that describes a function, an exception or a warning."""
+    is_exception = name.endswith(("Error", "Warning"))
+    return f".. autoexception:: {name}\n   :show-inheritance:" if is_exception else f".. autofunction:: {name}"

@@ -16,6 +16,7 @@ from sphinx import addnodes
 import hpccomm
 
 sys.path.insert(0, str(Path(__file__).parent))
+import cheat_sheet
 from api_pages import written_out
 
 project = "hpccomm"
@@ -31,7 +32,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.doctest",
 ]
-extensions += ["sphinx.ext.viewcode", "sphinx_copybutton"]
+extensions += ["sphinx.ext.viewcode", "sphinx_copybutton", "faster"]  # docs/faster.py
 copybutton_prompt_text = r">>> |\.\.\. |\$ "  # what is copied has no prompts, and no output
 copybutton_prompt_is_regexp = True
 source_suffix = {".md": "markdown"}
@@ -126,12 +127,18 @@ def same_rest(one: nodes.Element, other: nodes.Element) -> bool:
 
 
 def write_out(app: Any, page: str, source: list[str]) -> None:
-    """Describe the functions in the tables of the API pages, and add other collectives to the guide's table."""
-    if page.startswith("api/") or page == "concepts/collectives":
+    """Describe the functions in the tables of the API pages."""
+    if page.startswith("api/"):
         source[0] = written_out(source[0])
 
 
+def write_cheat_sheet(app: Any) -> None:
+    """Write the PDF to the place where the page looks for it; fail if it needs a second page."""
+    cheat_sheet.write(Path(__file__).parent / "_build" / "cheat-sheet.pdf")
+
+
 def setup(app: Any) -> None:
+    app.connect("builder-inited", write_cheat_sheet)
     app.connect("source-read", write_out)
     app.connect("autodoc-process-signature", shorten_signature)
     app.connect("doctree-read", mend_fields)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -119,6 +120,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if "slow" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="needs --slow"))
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # the collector of garbage would look at all tests, each time
 
 
 @pytest.hookimpl(trylast=True)

@@ -397,7 +397,7 @@ def test_what_is_not_damage_is_not_fallen_back_from(
 
     two_steps(folder)
     if hc.get_rank() == 0:
-        monkeypatch.setattr(files, "read_rows", fail)
+        monkeypatch.setattr(files, "read_bytes", fail)
     with pytest.raises(kind, match=rf"checkpoint\.load: {error.__name__}: too little") as caught:
         checkpoint.load(folder, fall_back=True)
     assert not isinstance(caught.value, checkpoint.CheckpointError)

@@ -121,7 +121,7 @@ def test_all_shapes_up_to_64_ranks_are_as_mpi_has_them(axes: int) -> None:
 def test_dims_of_up_to_64_ranks_are_chosen_as_mpi_does(axes: int) -> None:
     for size in range(1, 65):
         free = [0] * axes
-        dims = grids._layout("new_grid", size, free, False, None).dims
+        dims = grids._layout(size, free, False, None).dims
         assert list(dims) == MPI.Compute_dims(size, free)
         assert prod(dims) == size
         assert list(dims) == sorted(dims, reverse=True)  # and as close to each other as possible: MPI-4.1 §8.5.2
@@ -129,7 +129,7 @@ def test_dims_of_up_to_64_ranks_are_chosen_as_mpi_does(axes: int) -> None:
         for fixed in (number for number in range(1, size + 1) if size % number == 0):
             given = [*free[1:], fixed]
             if axes > 1:
-                dims = grids._layout("new_grid", size, given, False, None).dims
+                dims = grids._layout(size, given, False, None).dims
                 assert dims[-1] == fixed
                 assert list(dims) == MPI.Compute_dims(size, given)
                 assert list(dims[:-1]) == MPI.Compute_dims(size // fixed, axes - 1)

@@ -9,8 +9,8 @@ that rank raises a TypeError that names the sender; the other slots of the list 
 
 With ``async_op=True`` the functions return a :class:`Work`, which fills the lists and raises these errors. The call
 pickles the object, so the program may change it afterwards. A group's first asynchronous collective of objects waits
-for the other ranks, as its first sparse exchange does. Each pickle goes directly to its receiver, so on many ranks a
-blocking collective is faster. A blocking send or receive matches an asynchronous one.
+for the other ranks, as its first sparse exchange does. Each pickle goes directly to its receiver. A blocking send or
+receive matches an asynchronous one.
 """
 
 from __future__ import annotations

@@ -20,9 +20,8 @@ def empty_shared(shape: int | tuple[int, ...], dtype: Any = float, group: Group 
     Every rank of the group calls it and gets its own array. :func:`peer_view` gives access to the arrays of the other
     ranks on the node. A :func:`fence` must separate one rank's writes from another's reads.
 
-    `all_reduce`, `reduce`, `broadcast`, `all_gather_single` and `reduce_scatter_single` are several times faster with
-    these arrays if all ranks of the group are on one node. Every other operation accepts them too: they are NumPy
-    arrays.
+    If all ranks of the group are on one node, blocking `all_reduce`, `reduce` and `reduce_scatter_single` reduce these
+    arrays in place, from 256 KiB on. Every operation accepts them: they are NumPy arrays.
 
     Parameters
     ----------

@@ -238,7 +238,7 @@ def _benchmarks(arguments: argparse.Namespace, world: hc.ProcessGroup, names: Se
                 "# one rank sends nothing: these are the costs of calls. Communication: mpiexec -n 2 hpccomm bench"
             )
         if arguments.csv:
-            printer.line(report.csv_head())
+            printer.line(report.csv_line(None))
         runnable = [each for each in benchmarks if each.least_ranks <= world.size]
         for benchmark in runnable:
             table = report.Table(benchmark, [*session.contenders, *session.missing], check, on_gpu)

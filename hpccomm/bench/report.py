@@ -9,7 +9,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeAlias
 
@@ -183,19 +183,11 @@ def verdict(rows: Sequence[Row]) -> str:
     return "ok" if any(each.wrong is not None for each in rows) else "-"
 
 
-def csv_head() -> str:
-    """Return the first line of the CSV."""
-    return _csv_line(field.name for field in fields(Row))
-
-
-def csv_line(row: Row) -> str:
-    """Return one row as CSV; a missing value is an empty cell."""
-    return _csv_line("" if value is None else value for value in asdict(row).values())
-
-
-def _csv_line(cells: Iterable[Any]) -> str:
+def csv_line(row: Row | None) -> str:
+    """Return one row as CSV (None: the names of the columns); a missing value is an empty cell."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="").writerow(list(cells))
+    cells = [getattr(row, each.name) if row else each.name for each in fields(Row)]
+    csv.writer(text, lineterminator="").writerow(cells)
     return text.getvalue()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..core.arrays import module_of
+from ..core.late import ON_THE_HOST, late
 
 ALIGNMENT = 64  # bytes
 
@@ -23,9 +24,11 @@ class Copies:
         copies: list[Any] = [None] * len(arrays)
         for on_gpu in (False, True):
             places = [i for i, array in enumerate(arrays) if (module_of(array) is not np) == on_gpu]
-            copy = _copy_from_gpu if on_gpu else np.copyto
             for i, target in zip(places, self._targets([arrays[i] for i in places], on_gpu)):
-                copy(target, arrays[i])
+                if on_gpu:
+                    late(ON_THE_HOST)(arrays[i], target)
+                else:
+                    np.copyto(target, arrays[i])
                 copies[i] = target
         return copies
 
@@ -49,9 +52,3 @@ def _allocated(nbytes: int, is_page_locked: bool) -> Any:
     from ..cuda import seam
 
     return seam.runtime().pinned(nbytes)
-
-
-def _copy_from_gpu(target: Any, array: Any) -> None:
-    from ..cuda.packing import on_the_host
-
-    on_the_host(array, target)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ..process.stderr import progress
 from . import files
 from .inspection import Found
 from .together import CheckpointError
@@ -20,7 +21,7 @@ def drain(found: Found, folder: Path) -> tuple[int, int]:
     sizes, data = files.sizes_of_files(found.body), folder / str(found.body["folder"])
     shards = files.shards_of_files(found.body)
     files.make_folder(data)
-    for file in found.files_there():
+    for file in progress(found.files_there(), "drained files"):
         contents = shards[file], found.body["block"]
         if files.size_of(data / file) != sizes[file] or _is_damaged(data / file, *contents):
             files.verify_file(found.path_of(file), *contents)

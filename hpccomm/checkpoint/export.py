@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..process.stderr import progress
 from . import files
 from .parts import PathOf, length_of, read_part
 from .together import CheckpointError
@@ -36,10 +37,10 @@ def export(body: dict[str, Any], path_of: PathOf, target: Path) -> None:
     _check_names(arrays)
     unfinished = target.with_name(f"{target.stem}.{os.urandom(4).hex()}.tmp{target.suffix}")
     try:
-        with write(unfinished, _facts(body)) as create:
+        with write(unfinished, {name: body[name] for name in ("step", "ranks", "metadata")}) as create:
             # create all first: this finds data that the format can't hold before hours of copying
             outputs = {name: create(name, described) for name, described in arrays.items()}
-            for name, put in outputs.items():
+            for name, put in progress(outputs.items(), "exported arrays"):
                 _copy(body["block"], path_of, arrays[name], put)
         os.rename(unfinished, target)
     except BaseException:
@@ -47,11 +48,6 @@ def export(body: dict[str, Any], path_of: PathOf, target: Path) -> None:
         with suppress(OSError):
             os.unlink(unfinished)
         raise
-
-
-def _facts(body: dict[str, Any]) -> dict[str, Any]:
-    """Return the attributes of the whole checkpoint."""
-    return {name: body[name] for name in ("step", "ranks", "metadata")}
 
 
 def _facts_of_array(described: dict[str, Any]) -> dict[str, Any]:

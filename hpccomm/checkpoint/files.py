@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..core.arrays import module_of
+from ..core.late import ON_THE_HOST, late
 from ..errors import CheckpointWarning, on_rank
 from .together import CheckpointError, NoCheckpointError
 
@@ -286,17 +287,10 @@ def _warn_of(path: Path, why: str) -> None:
 # -- arrays as bytes ---------------------------------------------------------------------------------
 
 
-def with_axis_first(view: Any, axis: int) -> Any:
-    """Return a view with `axis` first, as it is stored: the part of each rank is contiguous, however many there are."""
-    return module_of(view).moveaxis(view, axis, 0) if axis else view
-
-
 def stored(view: Any) -> Any:
     """Return an array as it is stored: on the host, in C order."""
     if module_of(view) is not np:
-        from ..cuda.packing import on_the_host  # needs CuPy
-
-        view = on_the_host(view)
+        view = late(ON_THE_HOST)(view)
     array = without_padding(np.asarray(view, order="C"))
     # .npy can't describe bfloat16 and similar dtypes: their bytes are stored as integers
     return array.view(f"u{array.dtype.itemsize}") if is_of_ml_dtypes(array.dtype) else array
@@ -366,14 +360,6 @@ def blocks(array: Any) -> Iterator[Any]:
     data = as_bytes(array)
     for begin in range(0, len(data), BLOCK):
         yield data[begin : begin + BLOCK]
-
-
-def read_rows(path: Path, shard: dict[str, Any], block: int, begin: int, end: int, rows: Any) -> None:
-    """Read the rows from `begin` to `end` of a shard into `rows`, and verify every byte."""
-    target: Any = as_bytes(rows)
-    if len(target) > 0:
-        row = len(target) // (end - begin)
-        read_bytes(path, shard, shard["length"] * row, block, begin * row, target)
 
 
 def read_bytes(path: Path, shard: dict[str, Any], size: int, block: int, first: int, target: Any) -> None:

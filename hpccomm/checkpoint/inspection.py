@@ -9,30 +9,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..process.stderr import progress
 from . import files
 from .together import CheckpointError
 
 
 @dataclass
 class Found:
-    """One step in one folder.
-
-    Parameters
-    ----------
-    step : int
-        The number of the step.
-    folder : Path
-        The folder of its manifest.
-    body : dict or None
-        The manifest; None if it is damaged or missing, which `problems` then says.
-    problems : list of str
-        Known faults; empty if there are none.
-    """
+    """One step in one folder."""
 
     step: int
-    folder: Path
-    body: dict[str, Any] | None
-    problems: list[str] = field(default_factory=list)
+    folder: Path  # of its manifest
+    body: dict[str, Any] | None  # the manifest; None if it is damaged or missing, which `problems` then says
+    problems: list[str] = field(default_factory=list)  # known faults
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -57,7 +46,7 @@ class Found:
         if self.body is None:
             return
         shards = files.shards_of_files(self.body)
-        for file in self.sizes:
+        for file in progress(self.sizes, f"verified files of step {self.step}"):
             if files.size_of(self.path_of(file)) is None:
                 continue  # already a problem
             try:

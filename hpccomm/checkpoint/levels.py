@@ -13,7 +13,7 @@ from ..core.group import ProcessGroup
 from ..errors import on_rank
 from . import files
 from .destination import file_of
-from .local import NOT_SHARED, NOTHING_HERE, LocalLevel
+from .local import NOT_SHARED, NOTHING_HERE, LocalLevel, local_folder
 from .partners import Copying, partners_of
 from .together import CheckpointError, Steps, agreed, attempt
 
@@ -44,7 +44,9 @@ class Levels:
         if local is None:
             return None
         partners = partners_of(group.nodes) if partner else [None] * group.size
-        return cls(local, bool(partner), flush_every, LocalLevel.of(group, local, folder, partners), messages)
+        there = tuple(group.local_ranks)
+        level = LocalLevel(local_folder(local, folder), leader=there[0], partners=partners, own=there)
+        return cls(local, bool(partner), flush_every, level, messages)
 
     def describe(self, rank: int, folder: Path) -> dict[str, Any]:
         """Check this rank's arguments, and return the facts that all ranks need; `folder` is the shared folder."""
@@ -70,7 +72,7 @@ class Levels:
         last, undrained = max(((each["last"], each["undrained"]) for each in every), key=lambda each: each[0])
         self.local.undrained = 1 if last in every[0]["drained"] else undrained + 1
         self.is_drained = self.flush_every is not None and self.local.undrained >= self.flush_every
-        if self.partner and group.rank == 0 and not any(map(_is_one, self.local.partners)):
+        if self.partner and group.rank == 0 and set(self.local.partners) == {None}:
             self.warnings.append(
                 f"{operation}: partner=True, but all ranks are on one node, so there are no copies on another one: if "
                 f"it fails, what is not in the shared folder is lost. Start on several nodes, or give flush_every=1, "
@@ -87,7 +89,7 @@ class Levels:
     ) -> Steps[None]:
         """Copy each rank's file to its partner, and verify the copies that this rank gets; `body` has the checksums."""
         local = self.local
-        if not any(map(_is_one, local.partners)):
+        if set(local.partners) == {None}:
             return
         shards = files.shards_of_files(body)
 
@@ -109,7 +111,3 @@ class Levels:
                 raise CheckpointError(f"{path} is there, which another node has written: {NOT_SHARED}")
         if sources:
             files.make_folder(self.local.data)  # this rank may have written no file itself
-
-
-def _is_one(partner: int | None) -> bool:
-    return partner is not None

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..core.group import ProcessGroup
 from . import files
 from .destination import Destination, file_of
 from .together import CheckpointError
@@ -50,14 +49,6 @@ class LocalLevel(Destination):
     own: tuple[int, ...] = ()  # the ranks of this node
 
     needs = "local= has to be one folder for all ranks of a node"
-
-    @classmethod
-    def of(
-        cls, group: ProcessGroup, local: str | os.PathLike[str], folder: Path, partners: Sequence[int | None]
-    ) -> LocalLevel:
-        """Return the level of this rank's node."""
-        there = tuple(group.local_ranks)
-        return cls(local_folder(local, folder), leader=there[0], partners=partners, own=there)
 
     def describe(self) -> dict[str, Any]:
         """Return the last step on this node, and how many saves were not drained then: all ranks need both."""

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..core import checks
-from ..core.arrays import Array, locate
+from ..core.arrays import Array, locate, module_of
 from ..core.group import ProcessGroup
 from ..errors import on_rank
 from . import files
@@ -25,10 +25,6 @@ from .writer import writer
 
 T = TypeVar("T")
 Views = dict[str, dict[str, Any]]  # "arrays" and "replicated": each array, with its sharded axis first
-
-
-def nothing() -> None:
-    """Do nothing."""
 
 
 @dataclass
@@ -69,9 +65,9 @@ class Saving:
         for each in self._folders():
             each.release()
 
-    def begin(self, metadata: Any, keep: Any, overwrite: bool, copy: Callable[[], None] = nothing) -> None:
+    def begin(self, metadata: Any, keep: Any, overwrite: bool, copy: Callable[[], object] = lambda: None) -> None:
         """Compare the ranks' arguments, and lock the folders; every rank calls `copy` meanwhile."""
-        every = self._together(lambda: self._describe(metadata, keep, overwrite))
+        every = together(self.group, self.operation, lambda: self._describe(metadata, keep, overwrite))
         _compare(self.operation, self.group, every)
         self.first = every[0]
         if self.levels is not None:
@@ -85,7 +81,7 @@ class Saving:
                 each.take(overwrite)
             copy()
 
-        self._together(take)
+        together(self.group, self.operation, take)
 
     def write(self) -> None:
         """Write this rank's file; `end` reports the outcome, also an error, in its first step."""
@@ -139,10 +135,7 @@ class Saving:
         """Return the folders that this save locks; the files go to the first one first."""
         return [self.where] if self.levels is None else [self.levels.local, self.where]
 
-    def _together(self, act: Callable[[], T]) -> list[T]:
-        return together(self.group, self.operation, act)
-
-    def _agreed(self, act: Callable[[], T], undo: Callable[[], None] = nothing) -> Steps[list[T]]:
+    def _agreed(self, act: Callable[[], T], undo: Callable[[], None] = lambda: None) -> Steps[list[T]]:
         return agreed(self.group, self.operation, attempt(self.operation, act), undo)
 
     # -- the arguments ---------------------------------------------------------------------------
@@ -195,7 +188,8 @@ class Saving:
             if not -view.ndim <= axis < view.ndim:
                 raise ValueError(f"axis is {axis}, but arrays[{name!r}] has {view.ndim} dimension(s)")
             described["axis"] = axis = axis % view.ndim
-            view = files.with_axis_first(view, axis)
+            if axis:  # it is stored first: then the part of each rank is contiguous
+                view = module_of(view).moveaxis(view, axis, 0)
         self.views[kind][name] = view
         return described
 

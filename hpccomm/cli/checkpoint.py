@@ -66,11 +66,6 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
 
 
-def _list(found: list[Found], arguments: argparse.Namespace) -> int:
-    """Print a table of the steps and their problems."""
-    return _report(found, arguments)
-
-
 def _verify(found: list[Found], arguments: argparse.Namespace) -> int:
     """Compare all files with their checksums, and print the same table."""
     for each in found:
@@ -154,7 +149,7 @@ def _row(found: Found, where: str) -> tuple[str, ...]:
 
 STEPS = {"verify": "all of them"}
 COMMANDS: dict[str, tuple[Callable[[list[Found], argparse.Namespace], int], str]] = {
-    "list": (_list, "list the steps in a folder, and whether their files are there"),
+    "list": (_report, "list the steps in a folder, and whether their files are there"),
     "verify": (_verify, "read all files, compare them with their checksums, and list the steps"),
     "drain": (_drain, "copy the last step from this node's own storage to the folder; on each node of the job"),
     "export": (_export, "write the arrays of a step to one file of HDF5, or to zarr"),

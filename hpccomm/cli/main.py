@@ -35,6 +35,7 @@ COMMANDS = {
     "info": Command(late.INFO, "show MPI, launcher and GPU configuration"),
     "trace": Command(late.TRACE, "compare the recorded operations of all ranks"),
     "debug": Command(late.DEBUG, "name the rank that a hanging job waits for"),
+    "top": Command(late.TOP, "show what each rank of a running job does, again and again"),
     "slurm": Command(late.SLURM, "write a batch script for a program on this machine's Slurm"),
     "checkpoint": Command(late.CHECKPOINT, "list, verify, drain and export checkpoints"),
     "bench": Command(late.BENCH, "measure operations against mpi4py, CuPy's NCCL and torch"),

@@ -17,7 +17,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeAlias
 
 from ..errors import DistBackendError, DistError, UnsupportedOperationError, log_exception, on_rank
 from ..native import gil_held, notes_of
@@ -64,8 +64,17 @@ class Check(Protocol):
         """Free its resources; collective."""
 
 
+class Meter(Protocol):
+    """An object that counts the bytes of all groups' operations."""
+
+    def count(self, call: Call) -> None:
+        """Count an operation that begins."""
+
+
 class Dispatcher:
     """Dispatch the operations of one group."""
+
+    meter: ClassVar[Meter | None] = None  # set while `hpccomm top` asks
 
     def __init__(self, group: ProcessGroup) -> None:
         self.group = group
@@ -121,6 +130,8 @@ class Dispatcher:
             if type(first) is list and first:
                 first = first[0]
             self.recent.append((number, name, getattr(first, "dtype", ""), getattr(first, "nbytes", 0)))
+        if (meter := self.meter) is not None:
+            meter.count(call)
         operation = self._begin(call, number, async_op, persistent) if self.hooks else None
         function, given = (getattr(backend, name), (*arguments, async_op)) if step is None else (step, ())
         try:

@@ -9,6 +9,7 @@ from ..core.late import attributes
 if TYPE_CHECKING:
     from .culprits import Verdict, verdict
     from .hooks import check_numerics, log_operations, nvtx_ranges, register_hook
+    from .metrics import opentelemetry_spans, write_metrics
     from .records import Record
     from .trace.files import dump_trace
     from .trace.recorder import record, recorded
@@ -22,25 +23,18 @@ LATER = {  # as in hpccomm/__init__.py
     "dump_trace": "trace.files",
     "log_operations": "hooks",
     "nvtx_ranges": "hooks",
+    "opentelemetry_spans": "metrics",
     "record": "trace.recorder",
     "recorded": "trace.recorder",
     "register_hook": "hooks",
     "verdict": "culprits",
+    "write_metrics": "metrics",
 }
 
 __all__ = [
-    "Record",
-    "Verdict",
-    "check_numerics",
-    "dump",
-    "dump_trace",
-    "log_operations",
-    "nvtx_ranges",
-    "record",
-    "recorded",
-    "register_hook",
-    "verdict",
-]
+    "Record", "Verdict", "check_numerics", "dump", "dump_trace", "log_operations", "nvtx_ranges", "opentelemetry_spans",
+    "record", "recorded", "register_hook", "verdict", "write_metrics",
+]  # fmt: skip
 
 
 def __dir__() -> list[str]:

@@ -17,15 +17,14 @@ def prepare(group: ProcessGroup | None = None) -> None:
     """Start the watchdog if it is not running; give it a group's processes and settings."""
     from mpi4py import MPI
 
-    said = None if group is None else group.settings
-    folder, is_wanted = (said.debug_dir, said.watchdog) if said else ("", None)
-    start.begin(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), folder, is_wanted)
-    if group is not None:
-        start.configure(group.settings, group.processes)
+    if group is None:
+        start.begin(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), "")
+    else:
+        prepare_spare(group.settings, group.processes)
 
 
 def prepare_spare(settings: Settings, processes: dict[int, int]) -> None:
-    """Give the watchdog of a spare, which has no group yet, the settings and the processes of its job."""
+    """Start the watchdog, and give it the settings and the processes of its job; a spare has no group yet."""
     from mpi4py import MPI
 
     start.begin(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), settings.debug_dir, settings.watchdog)

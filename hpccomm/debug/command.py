@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
-import secrets
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from ..process.proc import of_process
-from . import mailbox, report, stacks
+from . import asking, groups_seen, stacks
 from .culprits import Verdict, verdict
-from .folder import put, runs
-from .words import by_number, from_ranges, ranks_in_words
-
-PATIENCE = 10.0  # seconds for ranks to write their reports
-FIRST_LOOK = 1.5  # seconds after init_process_group until a rank answers questions
-PREFIX = "hpccomm-debug-"
-REPORTS = "rank*[0-9].json"
-Runs = list[tuple[Path, list[dict[str, Any]]]]  # the folder and the reports of each run
+from .words import by_number, printable, ranks_in_words
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,11 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "examples:\n  hpccomm debug --pid 12345 --stacks\n  hpccomm debug --job 678\n  hpccomm debug reports --json"
     )
-    parser.add_argument("folder", nargs="?", help="the folder of the reports (HPCCOMM_DEBUG_DIR, or hpccomm-debug-*)")
-    parser.add_argument(
-        "--pid", type=int, help="ask the job of this process of this machine first: a rank, or mpiexec above ranks"
-    )
-    parser.add_argument("--job", help="ask this Slurm job for its reports first")
+    asking.add_arguments(parser, " first")
     parser.add_argument("--stacks", action="store_true", help="also show what each thread of each rank is in")
     parser.add_argument("--json", action="store_true", help="print the verdict as JSON")
 
@@ -48,17 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the verdict; return 1 if it names a rank, 0 if no rank waits, 2 without reports."""
     try:
-        folder, token = _asked(arguments)
-        _act_for_the_owner_of(folder)
-        found = _wait_for(folder, token)
-        if arguments.pid is not None:
-            _refuse_several_jobs(arguments.pid, folder, found)
-    except (_Refused, OSError) as error:
+        folder, found = asking.answers(arguments)
+    except (asking.Refused, OSError) as error:
         print(f"hpccomm debug: {error}", file=sys.stderr)
-        return 2
-    if not found:
-        why = "no rank has answered" if token else "there are no reports of ranks"
-        print(f"hpccomm debug: {why} in {folder}", file=sys.stderr)
         return 2
     shown = found if arguments.job is not None else found[-1:]
     if len(found) > len(shown) and not arguments.json:
@@ -71,172 +45,6 @@ def run(arguments: argparse.Namespace) -> int:
     for reports, said in verdicts:
         _show(arguments, reports, said)
     return 1 if any(said.culprits for _, said in verdicts) else 0
-
-
-class _Refused(Exception):
-    """The reason why there can be no reports."""
-
-
-def _asked(arguments: argparse.Namespace) -> tuple[Path, str]:
-    """Ask for reports if the arguments say so; return the reports' folder and the token of the answers, or ""."""
-    folder = Path(arguments.folder) if arguments.folder else None
-    if arguments.pid is not None:
-        return _ask_process(arguments.pid)
-    if arguments.job is not None:
-        return _ask_in(folder or _folder_of_job(arguments.job))
-    folders = [each for each in Path.cwd().glob(f"{PREFIX}*") if each.is_dir()]
-    folder = folder or max(folders, key=lambda each: each.stat().st_mtime, default=None)
-    if folder is None:
-        raise _Refused(f"no folder given, and there is no {PREFIX}* here")
-    return folder, ""
-
-
-# -- asking ------------------------------------------------------------------------------------------------
-
-
-def _ask_process(process: int) -> tuple[Path, str]:
-    """Ask a process, or its descendants if it is mpiexec or a shell."""
-    if not Path(f"/proc/{process}").exists():
-        raise _Refused(f"there is no process {process} on this machine")
-    give_up = time.monotonic() + FIRST_LOOK
-    while True:
-        found = _answer_of(process)
-        if found is not None:
-            return found
-        if time.monotonic() > give_up:
-            break
-        time.sleep(0.1)
-    raise _Refused(
-        f"process {process} is no rank that can be asked, and none is below it: has it called init_process_group? "
-        "(with one rank, or HPCCOMM_WATCHDOG=0, nothing answers)"
-    )
-
-
-def _answer_of(process: int) -> tuple[Path, str] | None:
-    """Return the first answer of a process and its descendants; None if none can be asked."""
-    for each in (process, *_below(process)):
-        try:
-            found = mailbox.ask(each, PATIENCE)
-        except TimeoutError:
-            raise _Refused(
-                f"process {each} is a rank, and has not answered within {PATIENCE:g} s: it may be stopped, or hold the "
-                f"GIL in compiled code, or another user's datagrams keep it busy, which it tells on stderr; "
-                f"`py-spy dump --pid {each}` shows where it is"
-            ) from None
-        except OSError:  # it has ended
-            continue
-        if found is not None:
-            return found
-    return None
-
-
-def _refuse_several_jobs(process: int, folder: Path, found: Runs) -> None:
-    """Raise _Refused, with a command for each job, if ranks of several jobs are below a process."""
-    jobs, known = {folder: _processes(found)}, set(_processes(found))
-    if process in known:  # a rank; a job below it is another matter
-        return
-    for each in _below(process):
-        if each not in known:
-            with contextlib.suppress(OSError):  # it has ended, or does not answer
-                if (answer := mailbox.ask(each, PATIENCE)) is not None and answer[0] not in jobs:
-                    jobs[answer[0]] = [each, *_processes(_wait_for(*answer))]
-                    known.update(jobs[answer[0]])
-    if len(jobs) > 1:
-        commands = (
-            f"  hpccomm debug --pid {ranks[0]}   # {len(set(ranks))} ranks here, {_program(ranks[0])}"
-            for ranks in jobs.values()
-        )
-        raise _Refused("\n".join([f"{len(jobs)} jobs run below process {process}; choose one:", *commands]))
-
-
-def _processes(found: Runs) -> list[int]:
-    """Return the processes of the ranks of the last run on this machine."""
-    here = socket.gethostname()
-    return [each["pid"] for each in found[-1][1] if each["host"] == here] if found else []
-
-
-def _program(process: int) -> str:
-    """Return the command line of a process; "" if it has ended."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{process}/cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
-    return ""
-
-
-def _below(process: int) -> Iterator[int]:
-    """Yield the descendants of a process."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(of_process(entry.parent.name)[1][1])
-        except (OSError, ValueError, IndexError):  # it has ended
-            continue
-        children.setdefault(parent, []).append(int(entry.parent.name))
-    pending = sorted(children.get(process, []))
-    for each in pending:
-        yield each
-        pending += sorted(children.get(each, []))
-
-
-def _ask_in(folder: Path) -> tuple[Path, str]:
-    """Ask the ranks that look into a folder.
-
-    `scancel --signal` would not do: it misses ranks that mpirun started in the batch script. It would also end Open
-    MPI's daemons on the other nodes, and with them the job.
-    """
-    _act_for_the_owner_of(folder if folder.is_dir() else folder.parent)
-    token = f"-1 {secrets.token_hex(8)}"
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        put(folder, report.ASK, token)
-    except OSError as error:
-        raise _Refused(f"nobody can be asked in {folder}: {error}") from error
-    return folder, token
-
-
-def _act_for_the_owner_of(folder: Path) -> None:
-    """As root, become the folder's owner: links in the folder can't lead to files that the owner may not write."""
-    if os.geteuid() == 0 and (found := folder.stat()).st_uid != 0:
-        os.setgroups([])
-        os.setegid(found.st_gid)
-        os.seteuid(found.st_uid)
-
-
-def _folder_of_job(job: str) -> Path:
-    command = ["scontrol", "show", "job", job]
-    shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    # Each WorkDir= begins a line; the job's name and comment, which the user chooses, can't begin one.
-    places = [line.strip().removeprefix("WorkDir=") for line in shown.splitlines() if line.startswith("   WorkDir=")]
-    if len(places) != 1:
-        raise _Refused(f"scontrol knows no job {job}; give the folder of its reports")
-    return Path(places[0]) / f"{PREFIX}{job.split('.')[0]}"
-
-
-# -- showing -----------------------------------------------------------------------------------------------
-
-
-def _wait_for(folder: Path, token: str) -> Runs:
-    """Return the last reports of each run; with a `token`, wait for the reports that answer it."""
-    deadline, look = time.monotonic() + PATIENCE, report.Look()
-    while True:
-        found, began = [], time.monotonic()
-        for each in runs(folder, REPORTS):
-            reports = [said for said in report.read(each, look) if not token or said.get("answers") == token]
-            if reports := report.latest(reports):
-                found.append((each, reports))
-        if not token or time.monotonic() > deadline or (found and all(_is_complete(said) for _, said in found)):
-            return found
-        time.sleep(max(0.1, time.monotonic() - began))
-
-
-def _is_complete(reports: list[dict[str, Any]]) -> bool:
-    size = int(reports[-1]["size"])
-    gone = {
-        rank
-        for text in {repr(each["neighbours"]): each["neighbours"] for each in reports}.values()
-        for state, ranks in text.items()
-        for rank in (from_ranges(ranks, most=size) if state != "running" else ())
-    }
-    return len(gone.union(each["rank"] for each in reports)) >= size
 
 
 def _show(arguments: argparse.Namespace, reports: list[dict[str, Any]], found: Verdict) -> None:
@@ -260,7 +68,7 @@ def _folded(lines: list[str]) -> Iterator[str]:
     """Yield the lines of a stack; consecutive lines of libraries and of hpccomm become one."""
     hidden = 0
     for line in [*lines, ""]:
-        is_of_a_library = line.startswith((stacks.PACKAGE, "<", *stacks.LIBRARIES))
+        is_of_a_library = line.startswith((groups_seen.PACKAGE, "<", *stacks.LIBRARIES))
         hidden += is_of_a_library
         if hidden and not is_of_a_library:
             yield f"({hidden} line{'s' * (hidden > 1)} of libraries)"
@@ -270,5 +78,4 @@ def _folded(lines: list[str]) -> Iterator[str]:
 
 
 def _say(text: str) -> None:
-    """Print text from files, without control characters that a terminal would obey."""
-    print("".join(each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text))
+    print(printable(text))

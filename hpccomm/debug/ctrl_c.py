@@ -13,7 +13,7 @@ from collections.abc import Callable
 from ..process.printed import let_launcher_read
 from ..process.proc import MAPPED_LATER, take_names_away
 from ..process.stderr import tell
-from . import stacks
+from . import groups_seen, stacks
 
 PATIENCE_WITH_PYTHON = 1.0  # seconds for Python to raise KeyboardInterrupt
 MAIN_MODULE = os.path.join("hpccomm", "run", "main_module.py")
@@ -31,7 +31,7 @@ def end_on_ctrl_c(rank: int, say: Callable[[str], None] = tell) -> None:
     entries = traceback.extract_stack(sys._current_frames()[main])
     begins = [place for place, entry in enumerate(entries) if entry.filename.endswith(MAIN_MODULE)][-1:]  # hpccomm run
     for entry in entries[sum(begins) :]:
-        if not entry.filename.startswith((stacks.PACKAGE, "<frozen")):
+        if not entry.filename.startswith((groups_seen.PACKAGE, "<frozen")):
             lines += [f"[rank {rank}] {line}" for line in "".join(traceback.format_list([entry])).rstrip().splitlines()]
     say("\n".join([*lines, f"hpccomm: rank {rank} is in {now.record}; Ctrl-C ends the job"]))
     let_launcher_read()

@@ -19,6 +19,7 @@ from .reported import (
     MAY_BE_SMALL,
     SMALL,
     Reported,
+    Wait,
     last_collectives,
     record_from,
     tasks_in_words,
@@ -83,13 +84,7 @@ def verdict(reports: Iterable[Mapping[str, Any]], size: int) -> Verdict:
     >>> print(hpccomm.debug.verdict([report], size=1))
     no rank waits for another one
     """
-    by_rank = {report["rank"]: report for report in reports}
-    ranks = [Reported(rank, by_rank.get(rank), waits_in(by_rank.get(rank))) for rank in range(size)]
-    said: dict[str, Any] = {}
-    for report in by_rank.values():
-        said.update({key: each["ranks"] for key, each in report["groups"].items() if "ranks" in each})
-    groups = {"": range(size), **{key: from_ranges(each, most=size) for key, each in said.items()}}
-    search = _Search(ranks, groups)
+    search = Search.of(reports, size)
     return replace(search.decide(), all_wait=search.all_wait())
 
 
@@ -107,7 +102,7 @@ class _Awaited:
         return self._second if without == self._first else self._first
 
 
-class _Search:
+class Search:
     """The search for culprits: one kind after the other, the most certain kind first.
 
     There may be thousands of ranks, so operations are looked up in tables.
@@ -117,6 +112,17 @@ class _Search:
         self._ranks = ranks
         self._groups = groups
         self._awaited: dict[tuple[Any, ...], _Awaited] = {}
+
+    @classmethod
+    def of(cls, reports: Iterable[Mapping[str, Any]], size: int) -> Search:
+        """Return the search in the reports of a job of `size` ranks."""
+        by_rank = {report["rank"]: report for report in reports}
+        ranks = [Reported(rank, by_rank.get(rank), waits_in(by_rank.get(rank))) for rank in range(size)]
+        said: dict[str, Any] = {}
+        for report in by_rank.values():
+            said.update({key: each["ranks"] for key, each in report["groups"].items() if "ranks" in each})
+        groups = {"": range(size), **{key: from_ranges(each, most=size) for key, each in said.items()}}
+        return cls(ranks, groups)
 
     @cached_property
     def _in(self) -> dict[tuple[Any, ...], list[Reported]]:
@@ -148,6 +154,7 @@ class _Search:
         return found
 
     def decide(self) -> Verdict:
+        """Return the verdict, without the time for which all ranks have waited."""
         waiting = [each for each in self._ranks if each.waits]
         if not waiting and (found := self._standing()).standstill:
             return found
@@ -175,6 +182,14 @@ class _Search:
                 return found
         words = (f"{ranks_in_words([each.rank])} {wait_in_words(*each.waits[0])}" for each in waiting)
         return Verdict(lines=_abridged(words))
+
+    def longest_wait_of(self, rank: int) -> Wait | None:
+        """Return the operation that a rank has waited in for longest; None if it does not wait."""
+        return max(self._ranks[rank].waits, key=lambda wait: wait.seconds, default=None)
+
+    def awaited_in(self, record: Record) -> Sequence[int]:
+        """Return the ranks that the ranks in an operation wait for, perhaps with a rank that is in it."""
+        return self._awaited_in(record).ranks
 
     # -- waits between ranks -----------------------------------------------------------------------------
 
@@ -247,7 +262,7 @@ class _Search:
                     seen.add(rank)
                     pending.append(self._ranks[rank])
         found = Verdict(sorted(missed))
-        what = ((rank, (tuple(missed[rank]), self._activity(rank))) for rank in found.culprits)
+        what = ((rank, (tuple(missed[rank]), self.activity(rank))) for rank in found.culprits)
         for (keys, activity), ranks in ranks_by_value(what).items():
             if len(ranks) > 1 and activity.startswith(("it ", "its ")):
                 activity = f"each {activity.partition(' ')[2]}"
@@ -389,7 +404,7 @@ class _Search:
                         why = "which MPI does not match"
                     found.lines.append(
                         f"rank {rank} has begun {record} {what}, {why}: "
-                        f"{self._activity(rank)}; {self._who_waits([each], record)}"
+                        f"{self.activity(rank)}; {self._who_waits([each], record)}"
                     )
             if found.culprits:
                 break
@@ -417,7 +432,10 @@ class _Search:
                 senders = self._groups.get(record.group, ())[record.peer : record.peer + 1]
                 came = {rank: came[rank] for rank in senders if rank in came}
             if came and not any(tag in tags for tags in came.values()):
-                said = (f"the last from rank {rank} to it {_tags(tags)}" for rank, tags in came.items())
+                said = (
+                    f"the last from rank {rank} to it {by_number(tags, 'has tag', 'have tags')} {', '.join(tags)}"
+                    for rank, tags in came.items()
+                )
                 yield f"rank {each.rank} waits for a message with tag {tag}; {'; '.join(said)}"
 
     def _made_differently(self, circle: list[int]) -> Iterator[str]:
@@ -460,7 +478,7 @@ class _Search:
         found.lines = [f"every rank has been in one call of C for {duration(seconds)}, none of them in one of MPI's:"]
         for ranks in sides:
             found.lines.append(f"{ranks_in_words(ranks)} {by_number(ranks, 'is', 'are')} at {places[ranks[0]]}")
-        for activity, ranks in ranks_by_value((each.rank, self._activity(each.rank)) for each in others).items():
+        for activity, ranks in ranks_by_value((each.rank, self.activity(each.rank)) for each in others).items():
             found.lines.append(f"{ranks_in_words(ranks)}: {activity.replace(' without that', '')}")
         threads = [each.rank for each in self._ranks if each.report and each.report.get("has_threads")]
         if threads:
@@ -476,7 +494,7 @@ class _Search:
         if not at_the_end or any(each.report and each.report.get("ended") for each in others):
             return Verdict()
         found = Verdict([each.rank for each in others])
-        for activity, ranks in ranks_by_value((each.rank, self._activity(each.rank)) for each in others).items():
+        for activity, ranks in ranks_by_value((each.rank, self.activity(each.rank)) for each in others).items():
             waits = f"{ranks_in_words(at_the_end)} {by_number(at_the_end, 'waits', 'wait')} at the end of the program"
             found.lines.append(f"{waits} for {ranks_in_words(ranks)}: {activity}")
         return found
@@ -497,8 +515,8 @@ class _Search:
 
     # -- words -----------------------------------------------------------------------------------------------
 
-    def _activity(self, rank: int) -> str:
-        """Describe the state of a rank that waits for no rank."""
+    def activity(self, rank: int, in_short: bool = False) -> str:
+        """Describe the state of a rank that waits for no rank; without its last collectives if `in_short`."""
         meanings = {
             "dead": "its process is gone",
             "stopped": "its process is stopped (SIGSTOP, or a debugger)",
@@ -512,17 +530,18 @@ class _Search:
             return "its process runs, and does not answer (is it in a call of C that keeps Python's other threads out?)"
         if report is None:
             return "it does not answer (has it called init_process_group? is its node there?)"
+        last = "" if in_short else last_collectives(report)
         if report.get("left"):
             why = f" ({report['reason']})" if ": " in report["reason"] else ""
-            return f"it has come to the end of its program{why} without that{last_collectives(report)}"
+            return f"it has come to the end of its program{why} without that{last}"
         if report.get("ended"):
-            return f"it has ended {report['ended']}{last_collectives(report)}"
+            return f"it has ended {report['ended']}{last}"
         if tasks := tasks_in_words(report):
-            return f"it is in {tasks}{last_collectives(report)}"
+            return f"it is in {tasks}{last}"
         if "held" in report:
             why = f"Python has not run there for {duration(report['held'])}: the GIL is held in {report['program']}"
-            return f"{why}{last_collectives(report)}"
-        return f"it is in the program at {report['program']}{last_collectives(report)}"
+            return f"{why}{last}"
+        return f"it is in the program at {report['program']}{last}"
 
     def _tasks(self, without: Collection[int] = ()) -> Iterator[str]:
         """Yield a line for each rank that is in a task of an executor."""
@@ -573,7 +592,3 @@ def _abridged(lines: Iterable[str]) -> list[str]:
 
 def _title(record: Record) -> str:
     return f"operation #{record.number} of {record.group_name!r}"
-
-
-def _tags(tags: Sequence[str]) -> str:
-    return f"{by_number(tags, 'has tag', 'have tags')} {', '.join(tags)}"

@@ -147,7 +147,5 @@ def _process_ranks(group: ProcessGroup) -> tuple[int, ...]:
         return tuple([owners[places[rank]] for rank in group.ranks])
     from mpi4py import MPI
 
-    members = group.comm.Get_group()
-    translated = ranks_in_the_job(members)
-    members.Free()
+    translated = ranks_in_the_job(group.comm)
     return translated if MPI.UNDEFINED not in translated else group.ranks

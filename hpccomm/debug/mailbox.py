@@ -13,7 +13,7 @@ import socket
 import struct
 from pathlib import Path
 
-LOOK, ASK = b"look", b"ask"
+LOOK, ASK, ASK_AND_COUNT = b"look", b"ask", b"ask and count"
 CREDENTIALS = struct.Struct("3i")  # process, (real) user, group: verified by the kernel
 LONGEST = 1 << 13  # bytes of the longest datagram
 MANY = 1000  # datagrams of other users in a second, which close the mailbox
@@ -26,6 +26,7 @@ class Mailbox:
     def __init__(self) -> None:
         self.is_open = False  # False while another user floods the mailbox
         self.stranger: int | None = None  # the user whose datagrams closed the mailbox
+        self.counts = False  # True if the last asker wants the bytes of operations to be counted
         self.was_woken = False  # True if `askers` has received a datagram since the last reset
         self._socket: socket.socket | None = None
         self._second, self._strangers = 0.0, 0  # other users' datagrams since `_second`
@@ -64,8 +65,9 @@ class Mailbox:
                         self.is_open, self.stranger = False, user
                     continue
                 self.was_woken = True
-                if datagram == ASK:
+                if datagram in (ASK, ASK_AND_COUNT):
                     found.append(sender)
+                    self.counts = datagram == ASK_AND_COUNT
         return found
 
     def answer(self, asker: bytes, folder: Path, token: str) -> None:
@@ -85,9 +87,10 @@ class Mailbox:
                 own.sendto(datagram, socket.MSG_DONTWAIT, address)
 
 
-def ask(process: int, patience: float) -> tuple[Path, str] | None:
+def ask(process: int, patience: float, counts: bool = False) -> tuple[Path, str] | None:
     """Make a process of this node ask all ranks of its job for reports; return their folder and the question's token.
 
+    With `counts`, the ranks count the bytes of their operations for a while.
     Return None if the process has no mailbox; raise TimeoutError if it does not answer.
     """
     user = os.stat(f"/proc/{process}").st_uid
@@ -95,7 +98,7 @@ def ask(process: int, patience: float) -> tuple[Path, str] | None:
         own.settimeout(patience)
         try:
             own.connect(_address(process))
-            own.send(ASK)
+            own.send(ASK_AND_COUNT if counts else ASK)
         except ConnectionRefusedError:
             return None
         datagram, who, whose, _ = _received(own)

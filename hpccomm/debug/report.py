@@ -26,6 +26,7 @@ from .culprits import LEAST
 from .folder import Folder, read_text
 from .groups_seen import groups, key_of, made_at, ranks_of, works_in_flight
 from .mailbox import Mailbox
+from .meter import Meter, resident_bytes
 from .mpi_calls import spec_of
 from .records import Record, key_of_operation
 from .reported import without_collector
@@ -38,6 +39,7 @@ KEPT = 32  # fast-path collectives of each group in a report, and fast-path mess
 MANY_RANGES = 64  # with more ranges of ranks in a group, at least so many of its members report them, not all
 OTHER_CLOCK = 2.0  # seconds by which a file server's clock may be behind
 ASK = "ask"
+COUNTS = " counts"  # the end of a question that makes the ranks count bytes for a while
 REPORT = re.compile(rf"rank\d+(\.json|\{held.SUFFIX})")  # names of reports; those of recordings have two dots
 END = "end at "  # the beginning of a question that orders the end
 LATEST_END = 2.0  # seconds after which an order to end is ignored
@@ -63,6 +65,7 @@ class Reporter:
         self.size = size
         self.processes = dict(processes or {})  # of this node's ranks
         self.mailbox = Mailbox()
+        self.meter = Meter()
         self.standstill: Callable[[], float] = float  # seconds that the main thread has been in one call of C
         self._one_at_a_time = threading.RLock()  # a report must not replace the answer to a later question
         self._earlier: set[str] = set()  # questions from before this rank's last one
@@ -146,6 +149,8 @@ class Reporter:
             "groups": {key_of(group): _group(group) for group in groups()}
             | {key: facts for source in SOURCES for key, facts in source.groups().items()},
             "neighbours": {state: as_ranges(ranks) for state, ranks in self._neighbours().items()},
+            "memory": resident_bytes(),
+            "bytes": self.meter.total(),
             "threads": stacks.all_stacks(without=me if me != threading.main_thread().ident else 0),
         }
 
@@ -166,16 +171,18 @@ class Reporter:
             if not token or token.startswith(END):
                 return
             self._has_answered(token)
+            if token.endswith(COUNTS):
+                self.meter.start()
             self.write("asked", elapsed, token)
         if token.split()[0] not in map(str, self.processes):
             self.wake()
 
     # -- the others ------------------------------------------------------------------------------------------
 
-    def ask(self) -> str:
+    def ask(self, counts: bool = False) -> str:
         """Ask all ranks for their reports; return the token that the answers will carry."""
         self._earlier = set(self._questions())
-        return self._ask(f"{self.rank} {secrets.token_hex(8)}")
+        return self._ask(f"{self.rank} {secrets.token_hex(8)}{COUNTS * counts}")
 
     def reports(self, reason: str, elapsed: Mapping[Any, float], patience: float) -> list[dict[str, Any]]:
         """Ask all ranks for their reports, write this rank's, and return those that arrive in time."""

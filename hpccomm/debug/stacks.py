@@ -33,12 +33,11 @@ from ..core.timeouts import KEEP_TIME, as_seconds
 from ..core.work import Work
 from ..job.reserve import Reserve
 from ..process.excepthook import AbortOnException
-from .groups_seen import works_in_flight
+from .groups_seen import PACKAGE, works_in_flight
 from .mpi_calls import spec_of
 from .records import Record, describe, key_of_operation
 from .sources import LONGEST_TEXT, SOURCES, Source, named_in, text_of_call
 
-PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 DEBIANS = "/dist-packages/"  # Debian's libraries, which virtual environments may use, too
 ASSIGNS = dis.opmap["STORE_SUBSCR"]

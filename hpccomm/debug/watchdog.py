@@ -146,7 +146,7 @@ class Watchdog:
     def _ask_for(self, askers: list[bytes]) -> None:
         """Ask all ranks on behalf of processes outside the job, and send these processes the reports' folder."""
         if self.reporter.time_of_end() is None:
-            token = self.reporter.ask()
+            token = self.reporter.ask(self.reporter.mailbox.counts)
             for asker in filter(None, askers):
                 self.reporter.mailbox.answer(asker, self.reporter.folder.places[0], token)
         self._answer()
@@ -174,6 +174,7 @@ class Watchdog:
     def look(self, now: float) -> None:
         """Look at the calls in flight; warn about calls that take too long, or end the job."""
         identify_groups()
+        self.reporter.meter.look(now)
         for source in SOURCES:
             source.polls()
         begun = {key_of(group): group.sequence_number + group.message_number for group in groups()}
@@ -185,7 +186,8 @@ class Watchdog:
                 self._seen[call.key] = observed = _Observed(call, now, now, begun)
             observed.call, observed.last = call, now
         for key, observed in list(self._seen.items()):
-            if observed.last != now and not _is_polled(observed, now):
+            # Of a polled Work, a look sees only the polls since the look before.
+            if observed.last != now and (now - observed.last > POLLED_WITHIN or not _is_in_flight(observed.call)):
                 del self._seen[key]
         for observed in list(self._seen.values()):
             self._judge(observed, now)
@@ -479,16 +481,14 @@ def _has_no_limit(call: CallInFlight) -> bool:
 
 def _has_gone_on(call: CallInFlight) -> bool:
     """Return whether a call has ended since it was seen."""
+    others = stacks.calls_in_flight(without=threading.get_ident())
+    return not _is_in_flight(call) and all(each.key != call.key for each in others)
+
+
+def _is_in_flight(call: CallInFlight) -> bool:
+    """Return whether the Work of a call has not completed."""
     work = None if call.work is None else call.work()
-    if work is not None and work in works_in_flight():
-        return False
-    return all(each.key != call.key for each in stacks.calls_in_flight(without=threading.get_ident()))
-
-
-def _is_polled(observed: _Observed, now: float) -> bool:
-    """Return whether the program polls a Work that has not completed."""
-    work = None if observed.call.work is None else observed.call.work()
-    return work is not None and now - observed.last <= POLLED_WITHIN and work in works_in_flight()
+    return work is not None and work in works_in_flight()
 
 
 def _was_asked(work: Any) -> bool:

@@ -61,3 +61,8 @@ def size_in_words(nbytes: float) -> str:
 def by_number(several: Sized, one: str, more: str) -> str:
     """Return the singular or the plural of a word for this number of things."""
     return one if len(several) == 1 else more
+
+
+def printable(text: str) -> str:
+    """Return text from files without control characters that a terminal would obey."""
+    return "".join(each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text)

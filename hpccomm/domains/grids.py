@@ -91,7 +91,7 @@ def new_grid(
     array([2.])
     """
     parent = member_of("new_grid", group)
-    layout = _layout("new_grid", parent.size, dims, periodic, names)
+    layout = _layout(parent.size, dims, periodic, names)
     if reorder not in (None, "node"):
         raise ValueError(f'new_grid: reorder is {reorder!r}; expected "node" or None{on_rank()}')
     config = parent.config if backend is None else BackendConfig(backend)
@@ -294,9 +294,8 @@ class Grid(ProcessGroup):
 
     def make_parts(self) -> None:
         """Make the groups of the axes and planes; every rank of the grid calls it."""
-        for count in range(1, self.ndim):
-            for axes in combinations(range(self.ndim), count):
-                self._parts[axes] = self._part(axes)
+        for axes in _subsets(range(self.ndim)):
+            self._parts[axes] = self._part(axes)
         for axes, part in self._parts.items():
             for inner in _subsets(range(len(axes))):
                 part._parts[inner] = self._parts[tuple(axes[each] for each in inner)]
@@ -433,34 +432,30 @@ def fitting(dims: Sequence[int], size: int) -> list[tuple[int, ...]]:
 
 
 def _layout(
-    operation: str,
-    size: int,
-    dims: Integer | Sequence[Integer],
-    periodic: bool | Sequence[bool],
-    names: Sequence[str] | None,
+    size: int, dims: Integer | Sequence[Integer], periodic: bool | Sequence[bool], names: Sequence[str] | None
 ) -> Layout:
     """Check the arguments and return the layout of a grid of `size` ranks."""
     rows = dims if isinstance(dims, (Sequence, np.ndarray)) else (dims,)
-    given = tuple(checks.integer(f"{operation}: a number of dims", each) for each in rows)
+    given = tuple(checks.integer("new_grid: a number of dims", each) for each in rows)
     if not 1 <= len(given) <= MOST_AXES or min(given) < 0:
         raise ValueError(
-            f"{operation}: dims are {given}; expected 1 to {MOST_AXES} numbers, 0 for one to choose{on_rank()}"
+            f"new_grid: dims are {given}; expected 1 to {MOST_AXES} numbers, 0 for one to choose{on_rank()}"
         )
     fixed = prod(each for each in given if each)
     if size % fixed or (0 not in given and fixed != size):
         fit = " or ".join(map(str, fitting(given, size)))
         raise ValueError(
-            f"{operation}: dims are {given}, and the group has {size} ranks; {fit} would fit, and 0 is for a number to "
+            f"new_grid: dims are {given}, and the group has {size} ranks; {fit} would fit, and 0 is for a number to "
             f"choose{on_rank()}"
         )
     chosen = tuple(mpi_library.load().Compute_dims(size, list(given)))
     wraps = (periodic,) * len(given) if isinstance(periodic, (bool, np.bool_)) else tuple(periodic)
     if len(wraps) != len(given) or not all(isinstance(each, (bool, np.bool_)) for each in wraps):
-        raise ValueError(f"{operation}: periodic is {periodic!r}; expected a bool, or {len(given)} of them{on_rank()}")
+        raise ValueError(f"new_grid: periodic is {periodic!r}; expected a bool, or {len(given)} of them{on_rank()}")
     called = None if names is None else tuple(names)
     if called is not None:
         if not all(isinstance(each, str) for each in called):
-            raise TypeError(f"{operation}: names are {names!r}; expected {len(given)} strings{on_rank()}")
+            raise TypeError(f"new_grid: names are {names!r}; expected {len(given)} strings{on_rank()}")
         if len(called) != len(given) or len(set(called)) != len(called):
-            raise ValueError(f"{operation}: names are {called}; expected {len(given)}, each once{on_rank()}")
+            raise ValueError(f"new_grid: names are {called}; expected {len(given)}, each once{on_rank()}")
     return Layout(chosen, tuple(map(bool, wraps)), called)

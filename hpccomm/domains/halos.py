@@ -267,8 +267,8 @@ class Halo(NamedTuple):
             back = tuple(-step for step in direction)
             # for `accumulate`, this is the direction in which an exchange fills the ghosts
             for peer, cells, parts in (
-                (self._beside(direction), self._edge(direction), of_own),
-                (self._beside(back), self._ghosts(back), of_ghosts),
+                (self._beside(direction), self._cells(direction, are_own=True), of_own),
+                (self._beside(back), self._cells(back, are_own=False), of_ghosts),
             ):
                 if peer is not None:
                     parts += [(peer, i, where) for i, where in enumerate(cells) if self.views[i][where].size]
@@ -277,32 +277,19 @@ class Halo(NamedTuple):
     def _beside(self, direction: Direction) -> int | None:
         return self.grid.at(tuple(map(sum, zip(self.grid.coords, direction))))
 
-    def _edge(self, direction: Direction) -> list[tuple[slice, ...]]:
-        """Return for each array the own cells that are sent in a direction."""
-
-        def along(size: int, step: int, low: int, high: int) -> slice:
-            if step == 0:
-                return slice(low, size - high)
-            return slice(size - high - low, size - high) if step > 0 else slice(low, low + high)
-
-        return self._cells(direction, along)
-
-    def _ghosts(self, direction: Direction) -> list[tuple[slice, ...]]:
-        """Return for each array the ghosts on one side."""
-
-        def along(size: int, step: int, low: int, high: int) -> slice:
-            if step == 0:
-                return slice(low, size - high)
-            return slice(size - high, size) if step > 0 else slice(0, low)
-
-        return self._cells(direction, along)
-
-    def _cells(self, direction: Direction, along: Any) -> list[tuple[slice, ...]]:
+    def _cells(self, direction: Direction, are_own: bool) -> list[tuple[slice, ...]]:
+        """Return for each array the own cells that are sent in a direction, or the ghosts on that side."""
         chosen = []
         for view, axes in zip(self.views, self.axes):
             cells = [slice(None)] * view.ndim
             for axis, step, (low, high) in zip(axes, direction, self.widths):
-                cells[axis] = along(view.shape[axis], step, low, high)
+                size = view.shape[axis]
+                if step == 0:
+                    cells[axis] = slice(low, size - high)
+                elif are_own:
+                    cells[axis] = slice(size - high - low, size - high) if step > 0 else slice(low, low + high)
+                else:
+                    cells[axis] = slice(size - high, size) if step > 0 else slice(0, low)
             chosen.append(tuple(cells))
         return chosen
 

@@ -57,7 +57,11 @@ def reduce(group: Operations, call: Call, async_op: bool) -> Work | None:
     named["op"] = ReduceOp.SUM
 
     def deliver() -> None:
-        _write(output, sums.rounded(part).view(output.dtype).reshape(output.shape))
+        values = sums.rounded(part).view(output.dtype).reshape(output.shape)
+        if isinstance(output, np.ndarray):
+            output[...] = values
+        else:
+            late(FROM_THE_HOST)(output, values)
 
     work: Work | None = getattr(backend, call.name)(*named.values(), async_op)
     is_written = target.is_written(named.get("root") == group.rank) and (call.name != "exscan" or group.rank > 0)
@@ -68,13 +72,6 @@ def _numbers(array: Any, part: np.dtype[Any]) -> Any:
     """Return the elements as a flat array on the host; complex numbers become pairs of their parts."""
     host = array if isinstance(array, np.ndarray) else late(ON_THE_HOST)(array)
     return np.ascontiguousarray(host).reshape(-1).view(part)
-
-
-def _write(output: Any, values: Any) -> None:
-    if isinstance(output, np.ndarray):
-        output[...] = values
-    else:
-        late(FROM_THE_HOST)(output, values)
 
 
 def _agreed(backend: Backend, operation: str, inputs: Sequence[Any]) -> Bits:

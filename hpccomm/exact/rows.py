@@ -39,17 +39,10 @@ try:
 except ImportError:
     add_rows = None  # type: ignore[assignment]
 
-    def two_grid_sums(values: Any, start: int, chunk: int, spare: int, huge: float) -> Parts | None:
-        """Leave it to `grid_sums`."""
-        return None
+    def two_grid_sums(*_: Any) -> None:  # type: ignore[misc]
+        """Leave it to `grid_sums`, `product_with_error` or `bits_of`."""
 
-    def product_sums(x: Any, y: Any, start: int, chunk: int, spare: int, huge: float) -> Parts | None:
-        """Leave it to `product_with_error`."""
-        return None
-
-    def extent(values: Any) -> tuple[float, float] | None:
-        """Leave it to `bits_of`."""
-        return None
+    product_sums = extent = two_grid_sums  # type: ignore[assignment]
 
 
 NARROW = 256  # columns of a chunk of many rows
@@ -102,18 +95,10 @@ def _chunks(rows: Any) -> Iterator[tuple[slice, Any]]:
 
 
 class ExactRows:
-    """The sums of some rows: `digits[i]` counts 2^(`last_bit` + `width` i), `specials` nan, inf and -inf.
+    """The sums of `count` rows: `digits[i]` counts 2^(`last_bit` + `width` i), `specials` nan, inf and -inf.
 
-    Parameters
-    ----------
-    count : int
-        The number of rows.
-    bits : tuple of int
-        ANYTHING, ANY_PRODUCTS, or the maxima of the results of `bits_of` on all ranks.
-    ranks : int
-        The number of ranks whose memory is added.
-    above : int
-        The number of bits that a sum on one rank may have above its numbers.
+    `bits` is ANYTHING, ANY_PRODUCTS, or the maxima of the results of `bits_of` on all ranks. The memory of so many
+    `ranks` is added. A sum on one rank may have `above` bits above its numbers.
     """
 
     def __init__(self, count: int, bits: Bits, ranks: int, above: int = OF_A_ROW) -> None:

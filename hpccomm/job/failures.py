@@ -53,9 +53,7 @@ class Watched:
     def __init__(self, comm: MPI.Intracomm, parent: Watched | None) -> None:
         self.comm = comm
         self.parent = parent
-        group = comm.Get_group()
-        self.members = ranks_in_the_job(group)
-        group.Free()
+        self.members = ranks_in_the_job(comm)
         self.is_revoked = False
 
     def is_part_of(self, other: Watched) -> bool:
@@ -133,15 +131,8 @@ def dead_members(comm: MPI.Intracomm) -> tuple[int, ...]:
     """Return the dead ranks of `comm`, and acknowledge them: receives from any rank no longer fail because of them."""
     if not is_on():
         return ()
-    from mpi4py import MPI
-
     comm.Ack_failed()
-    failed, members = comm.Get_failed(), comm.Get_group()
-    ranks = MPI.Group.Translate_ranks(failed, None, members)
-    members.Free()
-    if failed != MPI.GROUP_EMPTY:
-        failed.Free()
-    return tuple(ranks)
+    return tuple(sorted(dead_in(comm)))
 
 
 def is_death(error: MPI.Exception) -> bool:
@@ -255,15 +246,22 @@ def dead_in(comm: Any) -> frozenset[int]:
     return ranks
 
 
-def _ranks_in(comm: Any, new: Any) -> list[int]:
-    """Return the rank in `comm` of each rank of `new`."""
+def _ranks_in(comm: Any, other: Any) -> list[int]:
+    """Return the rank in `comm` of each rank of `other`."""
     from mpi4py import MPI
 
-    old_group, new_group = comm.Get_group(), new.Get_group()
-    members = MPI.Group.Translate_ranks(new_group, None, old_group)
-    old_group.Free()
-    new_group.Free()
-    return list(members)
+    group, others = comm.Get_group(), other.Get_group()
+    ranks = MPI.Group.Translate_ranks(others, None, group)
+    group.Free()
+    others.Free()
+    return list(ranks)
+
+
+def ranks_in_the_job(comm: MPI.Comm) -> tuple[int, ...]:
+    """Return the numbers of the ranks of `comm` in MPI.COMM_WORLD."""
+    from mpi4py import MPI
+
+    return tuple(_ranks_in(MPI.COMM_WORLD, comm))
 
 
 def _shrunk(comm: Any) -> Any:
@@ -273,7 +271,7 @@ def _shrunk(comm: Any) -> Any:
         try:
             return comm.Shrink()
         except MPI.Exception as error:
-            if error.Get_error_class() not in (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING):
+            if not is_death(error):
                 raise
 
 
@@ -327,16 +325,6 @@ def agree(comm: MPI.Intracomm, flag: bool) -> bool:
 
 def _found(comm: MPI.Intracomm | None) -> Watched | None:
     return next((each for each in _watched if each.comm == comm), None)
-
-
-def ranks_in_the_job(group: MPI.Group) -> tuple[int, ...]:
-    """Return the numbers of the members of `group` in MPI.COMM_WORLD."""
-    from mpi4py import MPI
-
-    everybody = MPI.COMM_WORLD.Get_group()
-    ranks = MPI.Group.Translate_ranks(group, None, everybody)
-    everybody.Free()
-    return tuple(ranks)
 
 
 def _dead() -> frozenset[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 LOOKS = 20  # empty probes after which no message is left
 # If so few ranks have met, each has a message from every other, and messages don't overtake each other (MPI-4.1 §3.5).
 FEW_LOOKS, FEW_RANKS = 4, 3
+
+ranks_outnumber_cores = False  # on this node, as number_nodes has seen: ranks should sleep while they wait
 
 
 def prepare() -> None:
@@ -69,19 +72,18 @@ def membership(comm: Any) -> dict[str, Any]:
     TypeError if `comm` is not an intracommunicator; also the errors of `agreed`.
     """
     from ..process.settings import agreed
-    from .cuda_aware import asked_of_the_library
     from .tags import LARGEST
 
     mpi = load()
     if not isinstance(comm, mpi.Intracomm) or comm == mpi.COMM_NULL:
         raise TypeError(f"comm is {comm!r}; expected an mpi4py intracommunicator")
-    take_names_away(MAPPED_AT_INIT)  # before the first wait: another rank may never come
+    _take_names_of_init_away()  # before the first wait: another rank may never come
     with failures.translating("making a group", comm):
         # Not comm.Dup: a subclass may override methods, and Dup calls the program's functions that copy attributes.
         comm = private(mpi.Intracomm(comm).Split(0, comm.Get_rank()))
         try:
             failures.keep_spare(comm)
-            settings = agreed(comm, lambda: asked_of_the_library().is_proven)
+            settings = agreed(comm, _is_cuda_aware)
             nodes, processes = number_nodes(comm)
         except Exception:
             release(comm)
@@ -89,6 +91,18 @@ def membership(comm: Any) -> dict[str, Any]:
     rank, size = comm.Get_rank(), comm.Get_size()
     fields = {"rank": rank, "size": size, "comm": comm, "nodes": nodes, "processes": processes}
     return {**fields, "settings": settings, "largest_tag": LARGEST}
+
+
+@functools.cache
+def _take_names_of_init_away() -> None:
+    take_names_away(MAPPED_AT_INIT)
+
+
+@functools.cache
+def _is_cuda_aware() -> bool:
+    from .cuda_aware import asked_of_the_library
+
+    return asked_of_the_library().is_proven
 
 
 def private(comm: Any, parent: MPI.Intracomm | None = None) -> Any:
@@ -109,14 +123,18 @@ def release(comm: MPI.Intracomm) -> None:
 def number_nodes(comm: MPI.Intracomm) -> tuple[tuple[int, ...], dict[int, int]]:
     """Return the node number of every rank, and the process id of each rank on this node.
 
-    The ranks of a node share memory (MPI_COMM_TYPE_SHARED). Processes in another PID namespace are left out.
+    The ranks of a node share memory (MPI_COMM_TYPE_SHARED). Processes in another PID namespace are left out. Also note
+    whether ranks outnumber the cores; each rank may be bound to its own.
     """
+    global ranks_outnumber_cores
     from mpi4py import MPI
 
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     lowest = node.bcast(comm.Get_rank())
-    mine = MPI.COMM_WORLD.Get_rank(), os.getpid(), namespace("pid")
-    processes = {rank: pid for rank, pid, namespace in node.allgather(mine) if namespace == mine[2]}
+    mine = MPI.COMM_WORLD.Get_rank(), os.getpid(), namespace("pid"), cores()
+    ranks = node.allgather(mine)
+    processes = {rank: pid for rank, pid, namespace, _ in ranks if namespace == mine[2]}
+    ranks_outnumber_cores |= len(ranks) > len(set().union(*(cores for *_, cores in ranks)))
     if failures.is_on():
         from ..process.abort import note_those_left_alive
 
@@ -125,6 +143,11 @@ def number_nodes(comm: MPI.Intracomm) -> tuple[tuple[int, ...], dict[int, int]]:
     lowest_of_rank = comm.allgather(lowest)
     numbers = {first: number for number, first in enumerate(sorted(set(lowest_of_rank)))}
     return tuple(numbers[first] for first in lowest_of_rank), processes
+
+
+def cores() -> set[int]:
+    """Return the cores on which this process may run."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def namespace(kind: str) -> str:

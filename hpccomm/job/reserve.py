@@ -99,7 +99,7 @@ class Reserve:
                 if error.Get_error_class() == MPI.ERR_REVOKED:
                     return None
                 self.comm.Ack_failed()  # a rank has died; survivors, if any, will revoke
-                if len(self._dead() | self.spares) == self.comm.Get_size():
+                if len(failures.dead_in(self.comm) | self.spares) == self.comm.Get_size():
                     return 1
             time.sleep(PAUSE)
 
@@ -131,7 +131,7 @@ class Reserve:
         """Let the spares leave at the end of the world: its first rank sends, or all ranks send if one has died."""
         from mpi4py import MPI
 
-        dead = self._dead()
+        dead = failures.dead_in(self.comm)
         if not is_first and dead <= self.spares:
             return
         told = []
@@ -202,10 +202,6 @@ class Reserve:
         fields = {"rank": comm.Get_rank(), "size": comm.Get_size(), "comm": comm, "processes": self.processes}
         nodes = tuple(numbers[node] for node in homes)
         return {**fields, "nodes": nodes, "settings": self.settings, "largest_tag": LARGEST}
-
-    def _dead(self) -> frozenset[int]:
-        """Return the dead ranks."""
-        return failures.dead_in(self.comm)
 
 
 def _too_few(dead: int, spares: int, size: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from ..core.reduce_op import ReduceOp
 from ..core.work import COMPLETED, IN_FLIGHT, Work
 from ..core.work_info import work_info
 from ..errors import DistBackendError, on_rank
-from ..job import failures
+from ..job import failures, mpi_library
 from ..job.tags import LARGEST, SPARSE_LARGE
 from ..native import _fastpath as fastpath
 from ..process.tuning import Tuning
@@ -36,6 +35,8 @@ ONE_PHASE = 16 << 10  # bytes of all ranks together
 BEFORE = 8  # a group's first operations that go to MPI before memory is made; a reduction makes it at once
 LOOKS = 2000  # polls of a flag before the core is yielded to other processes and MPI makes progress
 LOOKS_OF_MANY = 20  # the same if there are more ranks than cores
+YIELDS = 16  # of the core before this rank sleeps, in that case
+NEVER = -1  # it does not sleep
 
 LETTERS = {"sum": "s", "product": "p", "min": "n", "max": "x"}
 
@@ -59,9 +60,12 @@ class CompiledWork(fastpath.Pending, Work):
         return Work.get_duration(self)
 
 
-def cores_of(comm: MPI.Intracomm) -> int:
-    """Return the number of cores that the ranks of one node have together; each rank may be bound to its own."""
-    return len(set().union(*comm.allgather(os.sched_getaffinity(0))))
+def patience(comm: MPI.Intracomm) -> tuple[int, int]:
+    """Return the polls before a waiting rank yields its core, and the yields before it sleeps; collective."""
+    from .shared_memory import on_all
+
+    have_cores = on_all(comm, not mpi_library.ranks_outnumber_cores)
+    return (LOOKS, NEVER) if have_cores else (LOOKS_OF_MANY, YIELDS)
 
 
 class CompiledFastPath(fastpath.FastPath, MPIFastPath):
@@ -80,6 +84,7 @@ class CompiledFastPath(fastpath.FastPath, MPIFastPath):
             RUN_BYTES, CompiledWork,
         )  # fmt: skip
         fastpath.prepare_end(MPI._handleof(MPI.COMM_SELF))
+        fastpath.set_crowded(mpi_library.ranks_outnumber_cores)
         if tuning.node_bytes:
             limits = tuning.node_bytes, max(tuning.node_bytes, tuning.node_reduction_bytes)
             moved, reduced = limits if self._size > 1 else (OWN_SLOT, OWN_SLOT)  # alone: few operations use it
@@ -93,7 +98,7 @@ class CompiledFastPath(fastpath.FastPath, MPIFastPath):
     def _open_node(self) -> None:
         if self._size == 1:
             self._own = aligned_zeros(fastpath.node_memory(0, 1, OWN_SLOT))
-            self.map_node(address_of(self._own), OWN_SLOT, ONE_PHASE, LOOKS)
+            self.map_node(address_of(self._own), OWN_SLOT, ONE_PHASE, LOOKS, NEVER)
             return
         from .shared_memory import PAGE_BYTES, Mapping
 
@@ -101,10 +106,9 @@ class CompiledFastPath(fastpath.FastPath, MPIFastPath):
         nbytes = [fastpath.node_memory(rank, self._size, slot) for rank in range(self._size)]
         self._memory = Mapping.make(self._comm, nbytes) if self.is_in_thread else self._new_window(nbytes, 3 * slot)
         if self._memory is None:
-            self.map_node(0, 0, 0, 0)
+            self.map_node(0, 0, 0, 0, NEVER)
             return
-        looks = LOOKS if self._size <= cores_of(self._comm) else LOOKS_OF_MANY
-        self.map_node(address_of(self._memory.parts[0]), slot, ONE_PHASE, looks)
+        self.map_node(address_of(self._memory.parts[0]), slot, ONE_PHASE, *patience(self._comm))
         self.node_part = slot - ALIGNMENT
 
     def _new_window(self, nbytes: list[int], behind_flags: int) -> Window | None:
@@ -122,7 +126,7 @@ class CompiledFastPath(fastpath.FastPath, MPIFastPath):
     def close_node(self) -> None:
         """Free the memory; called once, by every rank, when the group is destroyed."""
         if self._memory is not None:
-            self.map_node(0, 0, 0, 0)
+            self.map_node(0, 0, 0, 0, NEVER)
             self.node_part = 0
             self._memory.free()
             self._memory = None

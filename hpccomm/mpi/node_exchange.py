@@ -36,8 +36,6 @@ from .persistent import MPIPersistentWork
 from .shared_memory import Window, has_room_to_spare, on_all, split_by_node
 
 LINE_BYTES = 64
-LOOKS = 2000  # polls of the flags before the core is yielded to other processes and MPI makes progress
-LOOKS_OF_MANY = 20  # the same if there are more ranks than cores
 
 sched_yield = getattr(os, "sched_yield", partial(time.sleep, 1e-6))
 
@@ -50,7 +48,7 @@ class NodeExchange(PersistentWork):
     def __init__(
         self,
         comm: MPI.Intracomm,
-        looks: int,
+        patience: tuple[int, int],
         pieces: Any,
         adds: tuple[Once, Once] | None,
         rest: MPIPersistentWork | None,
@@ -58,7 +56,7 @@ class NodeExchange(PersistentWork):
     ) -> None:
         self._comm = comm
         self._pieces = pieces
-        self._looks = looks
+        self._looks, self._yields = patience
         self._adds = adds
         self._rest = rest
         self._alive = alive
@@ -110,9 +108,14 @@ class NodeExchange(PersistentWork):
 
     def block(self) -> None:
         """Wait for the ranks of the node and for messages of other nodes; unpack."""
+        yields = self._yields
         while not self._pieces.go_on(self._looks):
             self._comm.Iprobe()  # MPI makes progress and reports dead ranks
-            sched_yield()
+            if yields:
+                sched_yield()
+                yields -= 1
+            else:
+                self._pieces.sleep()
         if self._rest is not None:  # first, as in `poll`: sums have one order
             self._rest.block()
         self._unpack()
@@ -149,12 +152,12 @@ class NodeExchanges:
     """The exchanges of one group, and their windows."""
 
     def __init__(self, comm: MPI.Intracomm, tuning: Tuning) -> None:
-        from .compiled import cores_of
+        from .compiled import patience
 
         self._comm = comm
         self._node = split_by_node(comm)
         self._ranks = {rank: number for number, rank in enumerate(self._node.allgather(comm.Get_rank()))}
-        self._looks = LOOKS if self._node.size <= cores_of(self._node) else LOOKS_OF_MANY
+        self._patience = patience(self._node)
         self._direct = DirectCopies(self._node, tuning)
         self._windows: dict[int, tuple[Window, weakref.ref[NodeExchange]]] = {}  # the dispatcher keeps active exchanges
         self._made = 0
@@ -171,8 +174,9 @@ class NodeExchanges:
         copies = ({}, {}) if adds else self._direct.agree(outgoing, incoming, all_sent, all_received)
         packed, gives = _parted(outgoing, copies[0])
         _, takes = _parted(incoming, copies[1])
-        starts, end = {}, 0  # of the flags and slots for each rank, in this rank's part
-        for peer in sorted(outgoing.keys() | incoming.keys()):
+        peers = sorted(outgoing.keys() | incoming.keys())
+        starts, end = {}, LINE_BYTES if peers else 0  # of flags and slots for each rank, behind this rank's Sleepers
+        for peer in peers:
             starts[peer] = end
             end += LINE_BYTES + 2 * _slot_bytes(packed.get(peer, []))
         freed = {number for number, (_, made) in self._windows.items() if (work := made()) is None or work._freed}
@@ -189,14 +193,16 @@ class NodeExchanges:
         rest = set_up(self._comm, others[0], others[1], adds) if others[0] or others[1] else None
         on_node = [(self._ranks[peer], piece) for peer, piece in receives if peer in self._ranks]
         side = _Side(window, self._node.rank, [each for each, _, _ in told])
+        sleepers = [address_of(part) if self._patience[1] >= 0 else 0 for part in window.parts]
         unpacked = side.unpacked(on_node, copies[1])
         compiled = Compiled(
             side.packed(packed),
             [] if adds else [_described(piece, *slots) for piece, slots in unpacked],
-            [(*side.flags(peer), gives.get(peer, []), takes.get(peer, [])) for peer in starts],
+            [(*side.flags(peer), sleepers[peer], gives.get(peer, []), takes.get(peer, [])) for peer in peers],
+            sleepers[self._node.rank],
         )
         sums = (_sum(unpacked, 0), _sum(unpacked, 1)) if adds else None
-        work = NodeExchange(self._comm, self._looks, compiled, sums, rest, (sends, receives))
+        work = NodeExchange(self._comm, self._patience, compiled, sums, rest, (sends, receives))
         self._windows[self._made] = window, weakref.ref(work)
         self._made += 1
         return work

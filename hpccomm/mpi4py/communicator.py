@@ -15,6 +15,7 @@ from ..core.calls import Call
 from ..core.group import ProcessGroup
 from ..core.registry import BackendConfig
 from ..core.work import CompletedWork
+from ..debug.mpi_calls import MAKING
 from ..errors import DistError, on_rank
 from .buffers import device_of_buffers
 from .calls import INSTEAD, REDUCTIONS, ROUTES, Route, Step, is_accelerated, refuse
@@ -27,10 +28,6 @@ else:
     _Base = object  # `_class_on` adds the given communicator's class as the other base
 
 MESSAGES = ("send", "recv", "sendrecv")
-MAKING = (
-    *("Dup", "Dup_with_info", "Clone", "Split", "Split_type", "Create", "Create_group", "Create_cart", "Create_graph"),
-    *("Create_dist_graph", "Create_dist_graph_adjacent", "Sub", "Shrink"),
-)
 
 
 class Comm(_Base):
@@ -181,7 +178,7 @@ def _begin(comm: Comm, route: Route, arguments: Any, named: Any, request: Any) -
     if step.operation in MESSAGES and comm.collects:
         checked = _messages(group, step)
         request.open(step, messages)
-        messages.add(checked, request)
+        messages.waiting.append((checked, request))
         return request
     if messages.waiting:
         messages.begin()
@@ -262,21 +259,16 @@ def _making(name: str) -> Callable[..., Any]:
             return made
         config, timeout, _ = self._options
         new = Comm(made, accelerate=self.accelerates, config=config, timeout=timeout)
-        _connect_like(self.process_group, new.process_group)
+        if "cuda" in (backends := self.process_group.dispatcher.backends):  # a message needs a connection to begin
+            new.process_group.device_id = backends["cuda"].connected_on()
+            connect(new.process_group)
         return new
 
     return call
 
 
-def _connect_like(parent: ProcessGroup, group: ProcessGroup) -> None:
-    """Connect a new group's GPUs if its parent's are: a message can't begin without a connection."""
-    if "cuda" in parent.dispatcher.backends:
-        group.device_id = parent.dispatcher.backends["cuda"].connected_on()
-        connect(group)
-
-
 def _add_methods() -> None:
-    methods: dict[str, Callable[..., Any]] = {name: _making(name) for name in MAKING}
+    methods: dict[str, Callable[..., Any]] = {name: _making(name) for name in (*MAKING, "Create_group")}
     methods |= {name: _refused(name) for name in INSTEAD}
     for name, route in ROUTES.items():
         methods[name] = _blocking(name, route)

@@ -38,10 +38,6 @@ class Messages:
         self.group = group
         self.waiting: list[tuple[list[Call], OfAWork]] = []
 
-    def add(self, calls: list[Call], request: OfAWork) -> None:
-        """Add messages that begin with the others."""
-        self.waiting.append((calls, request))
-
     def begin(self, calls: list[Call] | None = None) -> list[Work]:
         """Begin all messages together with those of `calls`; return the Works of `calls`."""
         waiting, self.waiting = self.waiting, []

@@ -24,14 +24,19 @@ cdef extern from "pieces.h" nogil:
         int pid
     ctypedef struct Flags:
         pass
+    ctypedef struct Sleepers:
+        pass
+    unsigned sleepers_enter(Sleepers* own)
+    void sleepers_sleep(Sleepers* own, unsigned seen)
+    void sleepers_leave(Sleepers* own)
     void cells_copy(const Cells* cells, const char* a, const char* b, int into_b)
-    int flags_direct(Flags* flags, uint64_t turn, const Direct* parts, int count, int into_there)
+    void flags_begin(Flags* mine, uint64_t turn, Sleepers* partner)
+    bint flags_have_begun(Flags* theirs, uint64_t turn)
+    int flags_direct(Flags* flags, uint64_t turn, const Direct* parts, int count, int into_there, Sleepers* partner)
 
 
 cdef extern from *:
     """
-    #define begin(flags, turn) atomic_store_explicit(&(flags)->begun, (turn), memory_order_release)
-    #define has_begun(flags, turn) (atomic_load_explicit(&(flags)->begun, memory_order_acquire) >= (turn))
     #define failure(flags) ((int)atomic_load(&(flags)->failed))
     #if defined(__x86_64__)
     #define pause_core() __builtin_ia32_pause()
@@ -41,8 +46,6 @@ cdef extern from *:
     #define pause_core() ((void)0)
     #endif
     """
-    void begin(Flags* flags, uint64_t turn) nogil
-    bint has_begun(Flags* flags, uint64_t turn) nogil
     int failure(Flags* flags) nogil
     void pause_core() nogil
 
@@ -50,6 +53,7 @@ cdef extern from *:
 cdef struct Partner:
     Flags* mine  # written by this rank for the partner
     Flags* theirs
+    Sleepers* sleepers  # of the partner; NULL: no rank sleeps
     Direct* gives  # direct copies to the partner
     Direct* takes
     int to_give
@@ -60,18 +64,20 @@ cdef class Pieces:
     """One rank's side of an exchange.
 
     `sent` and `received` describe the packed parts: (address, shape, itemsize, strides, strides in the slot, addresses
-    of the two slots). `partners` describes the other ranks: (address of the flags for it, address of its flags, direct
-    copies to it, direct copies from it). A direct copy is (address, shape, itemsize, strides, strides there, address
-    there, pid or 0).
+    of the two slots). `partners` describes the other ranks: (address of the flags for it, address of its flags, address
+    of its Sleepers, direct copies to it, direct copies from it). A direct copy is (address, shape, itemsize, strides,
+    strides there, address there, pid or 0). `sleepers`: the address of this rank's Sleepers. If it is 0, as are those of
+    all ranks, no rank sleeps.
     """
 
     cdef Piece* sent
     cdef Piece* received
     cdef Partner* partners
+    cdef Sleepers* sleepers
     cdef int to_send, to_receive, ranks
     cdef readonly uint64_t number  # of the current turn
 
-    def __cinit__(self, sent, received, partners):
+    def __cinit__(self, sent, received, partners, uintptr_t sleepers):
         self.sent = pieces_of(sent)
         self.to_send = len(sent)
         self.received = pieces_of(received)
@@ -80,9 +86,11 @@ cdef class Pieces:
         if not self.partners:
             raise MemoryError
         self.ranks = len(partners)
-        for i, (mine, theirs, gives, takes) in enumerate(partners):
+        self.sleepers = <Sleepers*>sleepers
+        for i, (mine, theirs, of_partner, gives, takes) in enumerate(partners):
             self.partners[i].mine = <Flags*><uintptr_t>mine
             self.partners[i].theirs = <Flags*><uintptr_t>theirs
+            self.partners[i].sleepers = <Sleepers*><uintptr_t>of_partner
             self.partners[i].gives = directs_of(gives)
             self.partners[i].to_give = len(gives)
             self.partners[i].takes = directs_of(takes)
@@ -105,7 +113,7 @@ cdef class Pieces:
             for i in range(self.to_send):
                 cells_copy(&self.sent[i].cells, self.sent[i].data, self.sent[i].slot[set], 1)
             for i in range(self.ranks):
-                begin(self.partners[i].mine, self.number)
+                flags_begin(self.partners[i].mine, self.number, self.partners[i].sleepers)
 
     def go_on(self, int looks):
         """Poll at most `looks` times; return whether all partners have begun and all direct copies are done."""
@@ -118,21 +126,34 @@ cdef class Pieces:
                     pause_core()
         return is_done
 
+    def sleep(self):
+        """Poll once; if not all is done, sleep until a partner has begun or copied, at most a millisecond."""
+        cdef bint is_done
+        cdef unsigned seen
+        with nogil:
+            seen = sleepers_enter(self.sleepers)
+            is_done = self.look()
+            if not is_done:
+                sleepers_sleep(self.sleepers, seen)
+            sleepers_leave(self.sleepers)
+
     cdef bint look(self) noexcept nogil:
         cdef bint all_done = True, is_done
         cdef Partner* other
         cdef int i
         for i in range(self.ranks):  # first the parts that this rank needs
             other = &self.partners[i]
-            is_done = has_begun(other.theirs, self.number)
+            is_done = flags_have_begun(other.theirs, self.number)
             if is_done and other.to_take:
-                is_done = flags_direct(other.theirs, self.number, other.takes, other.to_take, 0)
+                is_done = flags_direct(other.theirs, self.number, other.takes, other.to_take, 0,
+                                       other.sleepers)
             all_done = all_done and is_done
         for i in range(self.ranks):
             other = &self.partners[i]
             if other.to_give:
-                is_done = has_begun(other.theirs, self.number)
-                is_done = is_done and flags_direct(other.mine, self.number, other.gives, other.to_give, 1)
+                is_done = flags_have_begun(other.theirs, self.number)
+                is_done = is_done and flags_direct(other.mine, self.number, other.gives, other.to_give, 1,
+                                                   other.sleepers)
                 all_done = all_done and is_done
         return all_done
 

@@ -85,7 +85,7 @@ cdef extern from "node.h" nogil:
         Flags* flags
         char* slots
         size_t slot, one_phase
-        int rank, ranks, looks, differing
+        int rank, ranks, looks, yields, differing
         int (*progress)(void*) noexcept nogil
         void* context
         uint64_t number
@@ -114,6 +114,7 @@ cdef extern from "node.h" nogil:
     int node_barrier(Node* n, uint64_t call)
     int node_meet(Node* n)
     void node_fold(Node* n, Fold* fold, char* out, const char* mine, size_t at, size_t nbytes)
+    int ranks_outnumber_cores
     void node_end()
     int node_poll(int (*test)(uintptr_t*, int*, void*) noexcept nogil, uintptr_t* request, void* status)
     Fold* fold_of(char op, char kind, int itemsize)
@@ -136,6 +137,7 @@ cdef enum:
     SMALL = 2048  # most elements that are prepared here: NumPy prepares more as fast
     REAP_EVERY = 32  # fewest new Works between two polls of those in flight, if the program holds the oldest
     MOST_RUNS = 16  # memory for more runs of coalesced arrays is not kept
+    SMALL_BROADCAST = 512  # bytes
     STATUS_BYTES = 64  # most bytes of an MPI_Status
     LARGEST_COUNT = 0x7FFFFFFF
     WHOLE = 64 << 10  # most bytes of a sparse exchange for one rank that go through memory of the node

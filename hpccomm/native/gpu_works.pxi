@@ -70,7 +70,8 @@ cdef class GPUPending:
         if rest is None:
             rest = <GPUPending>hc_new(path.work_class, NO_ARGUMENTS)
         else:
-            path.spare, rest._status, rest._notified, rest.was_asked, rest.known_info = None, IN_FLIGHT, False, False, None
+            path.spare, rest.known_info = None, None
+            rest._status, rest._notified, rest.was_asked = IN_FLIGHT, False, False
         rest.path, rest._event, rest.name, rest.number, rest.entry = path, self._event, self.name, self.number, self.entry
         rest.dtype, rest.count, rest.peer, rest.tag, rest.timeout = self.dtype, self.count, self.peer, self.tag, self.timeout
         rest.called_on, rest.has_event = NO_STREAM, True

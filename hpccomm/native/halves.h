@@ -34,7 +34,7 @@ static inline int node_start(Node *n, uint64_t call, const char *x, size_t bytes
         memcpy(slot, x, low);
         memcpy(slot + high, x + high, bytes - high);
     }
-    node_show(n, call, bytes);
+    node_show(n, call, bytes, 0);
     return 0;
 }
 
@@ -65,7 +65,7 @@ static inline int node_take_all_reduced(Node *n, Fold *fold, char *x, size_t byt
         uint64_t before = atomic_load_explicit(&n->flags[rank].claimed, memory_order_relaxed);
         if (before < n->number && atomic_compare_exchange_strong(&n->flags[rank].claimed, &before, n->number)) {
             node_fold(n, fold, node_result(n) + from, NULL, from, part);
-            atomic_store_explicit(&n->flags[rank].reduced, n->number, memory_order_release);
+            node_raise(n, rank, offsetof(Flags, reduced), 0);
         }
     }
     for (int rank = 0; rank < n->ranks; rank++)

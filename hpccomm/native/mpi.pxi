@@ -204,6 +204,12 @@ cdef int windows_count = 0, windows_room = 0
 cdef bint end_is_prepared = False
 
 
+def set_crowded(bint crowded):
+    """Set whether ranks outnumber cores, so that threads that poll MPI must sleep."""
+    global ranks_outnumber_cores
+    ranks_outnumber_cores = crowded
+
+
 def prepare_end(comm_self):
     """Make MPI_Finalize first call `before_the_end`: it first deletes MPI_COMM_SELF's attributes (MPI-4.1 §11.2.4)."""
     global end_is_prepared

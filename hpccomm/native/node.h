@@ -26,6 +26,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "sleep.h"
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #define PAUSE() __builtin_ia32_pause()
@@ -44,6 +46,7 @@ typedef struct {
     uint64_t count[2];
     _Alignas(LINE) _Atomic uint64_t reduced;
     _Atomic uint64_t claimed; /* halves.h: the last operation in which a rank has claimed to reduce this rank's share */
+    Sleepers sleepers;        /* of all ranks, in rank 0's flags */
 } Flags;
 
 typedef struct {
@@ -53,6 +56,7 @@ typedef struct {
     size_t one_phase; /* if all ranks' bytes together are at most this, each rank reduces everything */
     int rank, ranks;
     int looks;                 /* polls before the core is yielded to other processes */
+    int yields;                /* of the core before this rank sleeps; negative, on all ranks: it never sleeps */
     uint64_t number, settled;  /* the last operation; the last that all ranks are known to have begun */
     int (*progress)(void *);   /* called while waiting, for MPI's progress; returns 0 or MPI's error code */
     void *context;
@@ -84,11 +88,18 @@ static inline char *node_result(Node *n)
     return n->slots;
 }
 
-static _Atomic int node_waiting, node_is_ending; /* threads that wait for other ranks; whether they must stop */
+static inline void node_sleep(Node *n, _Atomic uint64_t *flag, uint64_t number)
+{
+    Sleepers *s = &n->flags->sleepers;
+    uint32_t seen = sleepers_enter(s);
+    if (atomic_load(flag) < number)
+        sleepers_sleep(s, seen);
+    sleepers_leave(s);
+}
 
 static inline int node_wait(Node *n, _Atomic uint64_t *flag, uint64_t number)
 {
-    int code = 0, looks = 0;
+    int code = 0, looks = 0, yields = n->yields;
     while (atomic_load_explicit(flag, memory_order_acquire) < number && !code) {
         if (looks < n->looks) {
             looks++;
@@ -102,27 +113,17 @@ static inline int node_wait(Node *n, _Atomic uint64_t *flag, uint64_t number)
         if (node_is_ending)
             break;
         code = n->progress(n->context);
-        if (!code)
+        if (!code && yields == 0)
+            node_sleep(n, flag, number);
+        else if (!code)
             sched_yield();
+        yields -= yields > 0;
     }
     if (looks > n->looks) {
         node_waiting--;
         while (node_is_ending)
             pause();
     }
-    return code;
-}
-
-/* Wait for a request by MPI_Test, in a thread that node_end may stop; it can't stop a thread inside MPI_Wait. */
-static inline int node_poll(int (*test)(uintptr_t *, int *, void *), uintptr_t *request, void *status)
-{
-    int code = 0, is_done = 0;
-    node_waiting++;
-    while (!node_is_ending && !(code = test(request, &is_done, status)) && !is_done)
-        sched_yield();
-    node_waiting--;
-    while (node_is_ending)
-        pause();
     return code;
 }
 
@@ -138,13 +139,32 @@ static inline void node_end(void)
     while (node_waiting && ++looks < NODE_LONGEST_END);
 }
 
-/* Announce operation n->number, whose values are in this rank's slot. */
-static inline void node_show(Node *n, uint64_t call, uint64_t count)
+/* Store n->number in a flag, which is `field` bytes from the beginning of the flags of `rank`. Only the last of all
+ * ranks wakes the sleepers, because they need this flag of all ranks; except if `is_awaited`. */
+static inline void node_raise(Node *n, int rank, size_t field, int is_awaited)
+{
+#define FLAG_OF(rank) ((_Atomic uint64_t *)((char *)&n->flags[rank] + field))
+    if (n->yields < 0) {
+        atomic_store_explicit(FLAG_OF(rank), n->number, memory_order_release);
+        return;
+    }
+    atomic_store(FLAG_OF(rank), n->number);
+    if (!sleepers_any(&n->flags->sleepers))
+        return;
+    for (int other = 0; !is_awaited && other < n->ranks; other++)
+        if (atomic_load(FLAG_OF(other)) < n->number)
+            return;
+    sleepers_wake(&n->flags->sleepers);
+#undef FLAG_OF
+}
+
+/* Announce operation n->number, whose values are in this rank's slot. `is_awaited`: ranks may wait for this one alone. */
+static inline void node_show(Node *n, uint64_t call, uint64_t count, int is_awaited)
 {
     Flags *mine = &n->flags[n->rank];
     mine->call[n->number & 1] = call;
     mine->count[n->number & 1] = count;
-    atomic_store_explicit(&mine->begun, n->number, memory_order_release);
+    node_raise(n, n->rank, offsetof(Flags, begun), is_awaited);
 }
 
 static inline int node_differs(Node *n, int rank)
@@ -218,7 +238,7 @@ static inline int node_all_reduce(Node *n, uint64_t call, Fold *fold, size_t ite
         if ((code = node_next(n)))
             return code;
         memcpy(node_slot(n, n->number, n->rank), x, bytes);
-        node_show(n, call, count);
+        node_show(n, call, count, 0);
         if ((code = node_meet(n)))
             return code;
         if (n->ranks == 2) {
@@ -236,11 +256,11 @@ static inline int node_all_reduce(Node *n, uint64_t call, Fold *fold, size_t ite
         char *slot = node_slot(n, n->number, n->rank), *result = node_result(n);
         memcpy(slot, x + at, low);
         memcpy(slot + high, x + at + high, part - high);
-        node_show(n, call, count + at);
+        node_show(n, call, count + at, 0);
         if ((code = node_meet(n)))
             return code;
         node_fold(n, fold, result + low, x + at + low, low, own);
-        atomic_store_explicit(&n->flags[n->rank].reduced, n->number, memory_order_release);
+        node_raise(n, n->rank, offsetof(Flags, reduced), 0);
         memcpy(x + at + low, result + low, own);
         for (int i = 1; i < n->ranks; i++) {
             int rank = (n->rank + i) % n->ranks;
@@ -266,7 +286,7 @@ static inline int node_reduce_scatter(Node *n, uint64_t call, Fold *fold, size_t
         for (int rank = 0; rank < n->ranks; rank++)
             if (rank != n->rank)
                 memcpy(slot + (size_t)rank * room, x + (size_t)rank * bytes + at, part);
-        node_show(n, call, count + at);
+        node_show(n, call, count + at, 0);
         if ((code = node_meet(n)))
             return code;
         node_fold(n, fold, out + at, x + own + at, (size_t)n->rank * room, part);
@@ -282,7 +302,7 @@ static inline int node_all_gather(Node *n, uint64_t call, char *out, const char 
         if ((code = node_next(n)))
             return code;
         memcpy(node_slot(n, n->number, n->rank), x + at, part);
-        node_show(n, call, bytes + at);
+        node_show(n, call, bytes + at, 0);
         memcpy(out + (size_t)n->rank * bytes + at, x + at, part);
         if ((code = node_meet(n)))
             return code;
@@ -306,7 +326,7 @@ static inline int node_broadcast(Node *n, uint64_t call, int root, char *x, size
             return code;
         if (n->rank == root)
             memcpy(node_slot(n, n->number, root), x + at, part);
-        node_show(n, call, bytes + at);
+        node_show(n, call, bytes + at, n->rank == root);
         if (at == 0 && bytes > n->slot) {
             if ((code = node_meet(n)))
                 return code;
@@ -367,7 +387,7 @@ static inline size_t node_slice(Node *n, size_t bytes)
 static inline int node_meet_filled(Node *n, uint64_t call, uint64_t size)
 {
     int code, differs = 0, leaves = 0, set = n->number & 1;
-    node_show(n, call, size);
+    node_show(n, call, size, 0);
     for (int rank = 0; rank < n->ranks; rank++) {
         Flags *other = &n->flags[rank];
         if ((code = node_wait(n, &other->begun, n->number)))
@@ -448,7 +468,7 @@ static inline int node_barrier(Node *n, uint64_t call)
     int code;
     if ((code = node_next(n)))
         return code;
-    node_show(n, call, 0);
+    node_show(n, call, 0, 0);
     return node_meet(n);
 }
 

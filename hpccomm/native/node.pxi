@@ -26,14 +26,14 @@ cdef class InNode(Path):
             self.node_largest, self.node_reduced, self.before_node = largest, reduced, before
         self.is_alone = self.size == 1
 
-    def map_node(self, uintptr_t address, size_t slot, size_t one_phase, int looks):
+    def map_node(self, uintptr_t address, size_t slot, size_t one_phase, int looks, int yields):
         """Use the memory at `address`, which all ranks of the group share; its flags are zero. Address 0: none."""
         if address == 0:
             self.node_largest, self.node_reduced, self.node.flags = -1, -1, NULL
             return
         self.node.slots = <char*>address + node_flags_bytes(self.size)
         self.node.slot, self.node.one_phase, self.node.looks = slot, one_phase, looks
-        self.node.rank, self.node.ranks = self.rank, self.size
+        self.node.rank, self.node.ranks, self.node.yields = self.rank, self.size, yields
         self.node.progress, self.node.context = make_progress, <void*>self.comm
         self.node.flags = <Flags*>address
 
@@ -90,7 +90,7 @@ cdef class InNode(Path):
             return True
         if code == NODE_LEAVES:
             self.has_left = True
-            ring[self.entry & ring_mask].what = 0
+            leave_to_the_checks(self.entry)
             return False
         raise self.failed(name, code)
 

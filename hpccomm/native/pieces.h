@@ -8,6 +8,8 @@
  * Large parts are copied from array to array after both ranks have begun the turn: whichever of the two polls first
  * claims the direction and does the copy. (So no rank waits for a partner that is busy between `start` and `wait`.)
  * A rank ends a turn only after all direct copies from and to its arrays are done.
+ *
+ * Where ranks outnumber cores, each rank also has a line of Sleepers, on which it alone sleeps (sleep.h).
  */
 #ifndef HPCCOMM_PIECES_H
 #define HPCCOMM_PIECES_H
@@ -17,6 +19,9 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+
+#include "sleep.h"
+
 #if defined(__linux__)
 #include <sys/uio.h>
 #endif
@@ -158,12 +163,36 @@ static inline int cells_move(const Cells *c, int pid, const char *a, const char 
 
 #endif
 
+/* Store `turn` in a flag for which the partner may wait, and wake it; `partner` is NULL if no rank sleeps. */
+static inline void flag_raise(_Atomic uint64_t *flag, uint64_t turn, Sleepers *partner)
+{
+    if (!partner) {
+        atomic_store_explicit(flag, turn, memory_order_release);
+        return;
+    }
+    atomic_store(flag, turn);
+    if (sleepers_any(partner))
+        sleepers_wake(partner);
+}
+
+static inline void flags_begin(Flags *mine, uint64_t turn, Sleepers *partner)
+{
+    flag_raise(&mine->begun, turn, partner);
+}
+
+/* Whether the partner has begun; sequentially consistent for sleepers_enter, as that of `done`. */
+static inline int flags_have_begun(Flags *theirs, uint64_t turn)
+{
+    return atomic_load(&theirs->begun) >= turn;
+}
+
 /* Do this turn's direct copies of one direction, unless the partner has claimed them; return whether they are done. */
-static inline int flags_direct(Flags *flags, uint64_t turn, const Direct *parts, int count, int into_there)
+static inline int flags_direct(Flags *flags, uint64_t turn, const Direct *parts, int count, int into_there,
+                               Sleepers *partner)
 {
     uint64_t before = turn - 1;
     if (!atomic_compare_exchange_strong(&flags->claimed, &before, turn))
-        return atomic_load_explicit(&flags->done, memory_order_acquire) >= turn;
+        return atomic_load(&flags->done) >= turn;
     for (const Direct *part = parts; part < parts + count; part++) {
         int failed = 0;
         if (part->pid)
@@ -173,7 +202,7 @@ static inline int flags_direct(Flags *flags, uint64_t turn, const Direct *parts,
         if (failed)
             atomic_store(&flags->failed, (uint64_t)failed);
     }
-    atomic_store_explicit(&flags->done, turn, memory_order_release);
+    flag_raise(&flags->done, turn, partner);
     return 1;
 }
 

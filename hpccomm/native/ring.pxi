@@ -55,7 +55,7 @@ cdef struct Entry:
 
 
 cdef Entry* ring = <Entry*>calloc(RING, sizeof(Entry))
-cdef long long ring_mask = RING - 1, written = 0
+cdef long long ring_mask = RING - 1, written = 0, bytes_of_all = 0
 cdef int paths = 0
 cdef bint times_are_exact = False
 cdef object caller = None  # returns the program's line that calls; None: it is not recorded
@@ -73,8 +73,9 @@ cdef inline long long now() noexcept nogil:
 cdef inline long long note(Path path, int what, int dtype, Py_ssize_t nbytes, int op, int peer, int tag,
                            bint is_async) except -1:
     """Note that an operation begins; return its serial number in the ring."""
-    global written
+    global written, bytes_of_all
     written += 1
+    bytes_of_all += nbytes
     cdef long long serial = written
     cdef Entry* entry = &ring[serial & ring_mask]
     entry.serial, entry.began, entry.ended = serial, now(), 0
@@ -85,6 +86,13 @@ cdef inline long long note(Path path, int what, int dtype, Py_ssize_t nbytes, in
     if caller is not None:
         callers[serial & ring_mask] = caller()
     return serial
+
+
+cdef inline void leave_to_the_checks(long long serial) noexcept:
+    """Forget a noted operation, which is not done here."""
+    global bytes_of_all
+    cdef Entry* entry = &ring[serial & ring_mask]
+    entry.what, bytes_of_all = 0, bytes_of_all - entry.nbytes
 
 
 cdef inline long long note_end(long long serial, bint has_failed) noexcept:
@@ -169,3 +177,8 @@ def blocking_address():
 def last_serial():
     """Return the serial number of the last operation in the ring; 0 before the first."""
     return written
+
+
+def noted_bytes():
+    """Return the bytes of all operations that have taken a fast path."""
+    return bytes_of_all

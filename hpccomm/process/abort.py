@@ -32,7 +32,10 @@ def abort(status: int) -> None:
     if "mpi4py.MPI" not in sys.modules or not sys.modules["mpi4py.MPI"].Is_initialized():
         with open(os.devnull, "w") as nowhere:  # faulthandler keeps the file; its thread needs no GIL
             faulthandler.dump_traceback_later(LONGEST_START, exit=True, file=nowhere)
-            _initialise()
+            from mpi4py import MPI
+
+            if not MPI.Is_initialized():
+                MPI.Init()
             faulthandler.cancel_dump_traceback_later()
     from mpi4py import MPI
 
@@ -55,13 +58,6 @@ def _ends_all_of(environ: Mapping[str, str]) -> bool:
     """Whether the launcher (prterun) ends the job, with less output, as soon as one rank exits with a status."""
     names = launcher(environ)
     return names is not None and "Open MPI" in names.name and "PRTE_LAUNCHED" in environ
-
-
-def _initialise() -> None:
-    from mpi4py import MPI
-
-    if not MPI.Is_initialized():
-        MPI.Init()
 
 
 def _beginning(pid: int) -> str:

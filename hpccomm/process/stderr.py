@@ -17,8 +17,10 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, TextIO
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, TextIO, TypeVar
+
+T = TypeVar("T")
 
 terminal: TextIO | None = None  # the first stderr, if `hpccomm run` has redirected file descriptor 2
 uncaptured: Callable[[], TextIO | None] = lambda: None  # pytest captures sys.stderr: the plugin sets this
@@ -42,6 +44,17 @@ def tell(text: str, stream: TextIO | None = None) -> None:
         rest = f"{text}\n".encode(out.encoding, "backslashreplace")
         while rest:
             rest = rest[os.write(file.fileno(), rest) :]
+
+
+def progress(things: Collection[T], what: str) -> Iterator[T]:
+    """Yield the things; if stderr is a terminal, show how many are done on one line, which vanishes at the end."""
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()
+    for done, each in enumerate(things):
+        if is_terminal:
+            print(f"\x1b[K{what}: {done} of {len(things)}", end="\r", file=sys.stderr, flush=True)
+        yield each
+    if is_terminal:
+        print("\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def log(text: str, level: int = WARNING) -> None:

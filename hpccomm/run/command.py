@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import io
+import math
 import os
+import re
 import runpy
 import sys
 import threading
@@ -13,14 +16,14 @@ from types import TracebackType
 from typing import Any
 
 from .. import errors
+from ..debug.words import LARGEST_JOB
+from ..process import stderr
 from ..process.abort import abort
 from ..process.environment import placement
 from ..process.excepthook import AbortOnException, aborts_on_exception, end_with
 from ..process.stderr import tell
-from . import options
 from .at_import import AtImport
 from .main_module import CantOpenError, folder_of, run_code, run_file, run_module
-from .output import redirect
 
 LONGEST_GOODBYE = 5.0  # seconds after Ctrl-C in which other ranks may end the job
 PACKAGE = os.path.dirname(errors.__file__) + os.sep
@@ -41,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "  mpiexec -n 4 hpccomm run --pdb 0-3 program.py"
     )
     parser.add_argument(
-        "--timeout", type=options.seconds, metavar="SECONDS", help="end the job when a call has waited for so long"
+        "--timeout", type=seconds, metavar="SECONDS", help="end the job when a call has waited for so long"
     )
     parser.add_argument("--on-timeout", choices=("abort", "warn"), help="end the job, or only say who is late")
     parser.add_argument("--debug-dir", metavar="FOLDER", help="for the reports (HPCCOMM_DEBUG_DIR)")
@@ -62,22 +65,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write each rank's stdout and stderr to rank-N.out and rank-N.err",
     )
     parser.add_argument(
-        "--only-ranks", type=options.ranks, metavar="RANKS",
+        "--only-ranks", type=ranks, metavar="RANKS",
         help="print the output of these ranks only, such as 0,3-5; the others' goes to --log-dir, or nowhere",
     )  # fmt: skip
     parser.add_argument(
-        "--hook", type=options.function, action="append", default=[], metavar="MODULE:FUNCTION",
+        "--hook", type=function, action="append", default=[], metavar="MODULE:FUNCTION",
         help="call it before the program, to register hooks: hpccomm.debug:check_numerics, one of your own",
     )  # fmt: skip
     parser.add_argument(
-        "--debugpy",
-        type=options.ranks,
-        default=(),
-        metavar="RANKS",
-        help="let these ranks wait for a client of debugpy",
+        "--debugpy", type=ranks, default=(), metavar="RANKS", help="let these ranks wait for a client of debugpy"
     )
     parser.add_argument(
-        "--pdb", type=options.ranks, default=(), metavar="RANKS", help="stop these ranks in pdb after an exception"
+        "--pdb", type=ranks, default=(), metavar="RANKS", help="stop these ranks in pdb after an exception"
     )
     parser.add_argument("-m", nargs=argparse.REMAINDER, metavar="", dest="module", help="run a module")
     parser.add_argument("-c", nargs=argparse.REMAINDER, metavar="", dest="code", help="run code")
@@ -156,12 +155,23 @@ def _let_debuggers_stop(arguments: argparse.Namespace) -> None:
 
 
 def _redirect(arguments: argparse.Namespace, rank: int) -> None:
-    """Redirect the output of a rank that the options do not leave on the terminal."""
+    """Send stdout and stderr, also those of C code, to files or nowhere, unless the options leave them on the terminal.
+
+    Messages of hpccomm, such as the verdict, still go to the terminal, too.
+    """
     shown, folder = arguments.only_ranks, arguments.log_dir
     if rank in (shown or ()) or (shown is None and folder is None):
         return
     try:
-        redirect(rank, folder)
+        stderr.terminal = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace")
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        for file, stream, ending in ((1, sys.stdout, "out"), (2, sys.stderr, "err")):
+            path = os.devnull if folder is None else folder / f"rank-{rank}.{ending}"
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(line_buffering=True)  # flushes it; `tail -f` shows each line, and a hang loses none
+            with open(path, "wb") as new:
+                os.dup2(new.fileno(), file)
     except OSError as error:
         arguments.parser.error(f"argument --log-dir: {error}")
 
@@ -248,3 +258,36 @@ def _leave(group: Any, pid: int) -> None:
             timer.daemon = True
             timer.start()
             group.leave(tells=False)
+
+
+# -- types of options; argparse names the option that one of them refuses ---------------------------------
+
+
+def seconds(text: str) -> str:
+    """Return the text of a positive number of seconds."""
+    try:
+        is_valid = 0 < float(text) < math.inf
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
+    return text
+
+
+def function(text: str) -> str:
+    """Return the text ``MODULE:FUNCTION``."""
+    if not re.fullmatch(r"[\w.]+:\w+", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not MODULE:FUNCTION, such as hpccomm.debug:check_numerics")
+    return text
+
+
+def ranks(text: str) -> set[int]:
+    """Return the ranks of a list such as ``0,3-5``."""
+    found: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", part.strip())
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first > last or last >= LARGEST_JOB:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a list of ranks, such as 0,3-5")
+        found.update(range(first, last + 1))
+    return found

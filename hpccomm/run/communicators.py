@@ -32,7 +32,6 @@ from .persistent import Prequest, persistent, started
 
 if TYPE_CHECKING:
     from ..core.group import ProcessGroup
-    from ..core.hooks import Hook, RemovableHandle
     from .hooked import HookedCalls
 
 REMEMBERED = 8  # names of collectives, for reports
@@ -47,10 +46,10 @@ CLASSES = (MPI.Intracomm, MPI.Cartcomm, MPI.Graphcomm, MPI.Distgraphcomm, MPI.In
 class Seen:
     """The facts about a communicator, shared by all Python objects for it."""
 
-    def __init__(self, comm: MPI.Comm, name: str, ranks: tuple[int, ...]) -> None:
+    def __init__(self, name: str, ranks: tuple[int, ...]) -> None:
         self.name = name
         self.ranks = ranks  # in MPI.COMM_WORLD
-        self.collectives = self.messages = 0
+        self.sequence_number = self.message_number = 0  # of the last collective, and of the last message of this rank
         self.names: deque[str | tuple[str, Any]] = deque(maxlen=REMEMBERED)  # of the last collectives, some with a root
         self.requests: deque[Started] = deque(maxlen=IN_FLIGHT)
         self.polled: set[Polled] = set()
@@ -64,22 +63,12 @@ class Seen:
         """Return a name that is the same on all ranks of the communicator."""
         return key_from("MPI", self.ranks, self._edition)
 
-    @property
-    def sequence_number(self) -> int:
-        """The number of the last collective."""
-        return self.collectives
-
-    @property
-    def message_number(self) -> int:
-        """The number of the last message of this rank."""
-        return self.messages
-
     def facts(self) -> dict[str, Any]:
         """Return the communicator's entry in a report."""
         names = list(self.names)
-        first = self.collectives - len(names) + 1
+        first = self.sequence_number - len(names) + 1
         recent = [_passed(number, name) for number, name in enumerate(names, first)]
-        counts = {"collectives": self.collectives, "messages": self.messages, "since": first}
+        counts = {"collectives": self.sequence_number, "messages": self.message_number, "since": first}
         return {"name": self.name, "ranks": as_ranges(self.ranks), **counts, "recent": recent}
 
 
@@ -107,21 +96,21 @@ _polls_from = 0.0  # start of the interval in which `polled` collects
 _made: Counter[int] = Counter()  # communicators with the same ranks, by the hash of the ranks
 
 # The methods are compiled with mpi4py's parameters: taking any arguments would take three times as long.
-BODIES = {
-    "collective": """
+COUNTED = """
     _seen = self._seen
-    _seen.collectives += 1
+    _seen.sequence_number += 1
     _seen.names.append({name!r})
-    return _call(self, {arguments})
-""",
+"""
+BODIES = {
+    "collective": COUNTED + "    return _call(self, {arguments})",
     "rooted": """
     _seen = self._seen
-    _seen.collectives += 1
+    _seen.sequence_number += 1
     _seen.names.append(({name!r}, root))  # a root that differs may let other ranks pass
     return _call(self, {arguments})
 """,
     "message": """
-    self._seen.messages += 1
+    self._seen.message_number += 1
     return _call(self, {arguments})
 """,
     "poll": """
@@ -132,7 +121,7 @@ BODIES = {
 """,
     "started collective": """
     _seen = self._seen
-    _seen.collectives = _number = _seen.collectives + 1
+    _seen.sequence_number = _number = _seen.sequence_number + 1
     _seen.names.append({name!r})
     _request = _call(self, {arguments})
     _seen.requests.append((_request, {name!r}, _number, {all_but_the_first}))
@@ -140,33 +129,23 @@ BODIES = {
 """,
     "started message": """
     _seen = self._seen
-    _seen.messages = _number = _seen.messages + 1
+    _seen.message_number = _number = _seen.message_number + 1
     _request = _call(self, {arguments})
     _seen.requests.append((_request, {name!r}, _number, {all_but_the_first}))
     return _request
 """,
-    "persistent collective": """
-    _seen = self._seen
-    _seen.collectives += 1
-    _seen.names.append({name!r})
-    return _persistent(_call(self, {arguments}), _seen, {name!r}, ({each_of_them}))
-""",
+    "persistent collective": COUNTED
+    + "    return _persistent(_call(self, {arguments}), _seen, {name!r}, ({each_of_them}))",
     "persistent message": """
     return _persistent(_call(self, {arguments}), self._seen, {name!r}, ({each_of_them}))
 """,
-    "making": """
-    _seen = self._seen
-    _seen.collectives += 1
-    _seen.names.append({name!r})
-    return _watched(_call(self, {arguments}), f"{name} #{{_seen.collectives}} of {{_seen.name}}")
-""",
-    "duplicating": """
-    _seen = self._seen
-    _seen.collectives += 1
-    _seen.names.append({name!r})
+    "making": COUNTED
+    + """    return _watched(_call(self, {arguments}), f"{name} #{{_seen.sequence_number}} of {{_seen.name}}")""",
+    "duplicating": COUNTED
+    + """
     _made, _request = _call(self, {arguments})
-    _name_of_made = f"{name} #{{_seen.collectives}} of {{_seen.name}}"
-    _made._seen = _Seen(_made, _name_of_made, _seen.ranks)  # MPI can't be asked yet
+    _name_of_made = f"{name} #{{_seen.sequence_number}} of {{_seen.name}}"
+    _made._seen = _Seen(_name_of_made, _seen.ranks)  # MPI can't be asked yet
     return _made, _request
 """,
     "making of some": """
@@ -233,7 +212,7 @@ def _known(comm: Any) -> Seen:
         if each == comm:
             with suppress(AttributeError):
                 return object.__getattribute__(each, "_seen")  # type: ignore[no-any-return]
-    return Seen(comm, comm.Get_name(), _members(comm)) if comm != MPI.COMM_NULL else Seen(comm, "COMM_NULL", ())
+    return Seen(comm.Get_name(), ranks_in_the_job(comm)) if comm != MPI.COMM_NULL else Seen("COMM_NULL", ())
 
 
 def _missing(self: Any, name: str) -> Any:
@@ -317,18 +296,10 @@ def watched(comm: Any, name: str) -> Any:
     if own is None or comm == MPI.COMM_NULL:
         return comm
     watching: Any = comm if type(comm) is own else own.__base__.__new__(own, comm)
-    watching._seen = Seen(comm, name, _members(comm))
+    watching._seen = Seen(name, ranks_in_the_job(comm))
     for each in MADE:
         each(watching, watching._seen)
     return watching
-
-
-def _members(comm: MPI.Comm) -> tuple[int, ...]:
-    """Return the ranks of a communicator in MPI.COMM_WORLD."""
-    members = comm.Get_group()
-    ranks = ranks_in_the_job(members)
-    members.Free()
-    return tuple(ranks)
 
 
 def plain(comm: Any) -> Any:
@@ -351,7 +322,9 @@ def install(group: ProcessGroup, accelerates: bool = False) -> None:
     MPI.Prequest = Prequest  # type: ignore[misc]
     copyreg.pickle(MPI.Intracomm, _reduce)  # its own method would name a class that is no longer in MPI
     start.listen_to_sigterm()
-    SOURCES.append(Source(group, CODES, record_of, requests_in_flight, polls, _facts, _register_hook))
+    SOURCES.append(
+        Source(group, CODES, record_of, requests_in_flight, polls, _facts, lambda hook: _hooked().register(hook))
+    )
 
 
 LAYERS: list[Wrapping] = []  # wrappers of mpi4py's calls, the innermost first
@@ -374,10 +347,6 @@ def _hooked() -> HookedCalls:
     hooked = HookedCalls()
     _put_around_calls([hooked.hooking])
     return hooked
-
-
-def _register_hook(hook: Hook) -> RemovableHandle:
-    return _hooked().register(hook)
 
 
 def _layers(group: ProcessGroup, accelerates: bool) -> list[Wrapping]:
@@ -419,7 +388,7 @@ def describe(seen: Seen, name: str, arguments: Sequence[Any], where: str) -> tup
     """Return the record of the call that was counted last, and its arguments by name."""
     is_a_message = CALLS[name].is_a_message if name in CALLS else False
     bound = {each.name: argument for each, argument in zip(_parameters(name), arguments, strict=True)}
-    return _record(seen, name, seen.messages if is_a_message else seen.collectives, bound, where), bound
+    return _record(seen, name, seen.message_number if is_a_message else seen.sequence_number, bound, where), bound
 
 
 def comparable(comm: Any, name: str, arguments: Sequence[Any], where: str) -> Record:

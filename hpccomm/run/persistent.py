@@ -50,9 +50,9 @@ def _number(request: Any) -> None:
     if seen is None:
         return
     if CALLS[request.name].is_a_message:
-        seen.messages = number = seen.messages + 1
+        seen.message_number = number = seen.message_number + 1
     else:
-        seen.collectives = number = seen.collectives + 1
+        seen.sequence_number = number = seen.sequence_number + 1
         seen.names.append(request.name)
     request.number = number
     for each in STARTED:

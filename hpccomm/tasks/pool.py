@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -111,24 +112,17 @@ def _check_nesting(group: ProcessGroup) -> None:
             )
 
 
+@dataclass
 class Pool:
     """The context manager that `executor` returns."""
 
-    def __init__(
-        self,
-        group: ProcessGroup | None,
-        comm: MPI.Intracomm | None,
-        initializer: Callable[..., object] | None,
-        initargs: tuple[Any, ...],
-        task_timeout: float | None,
-    ) -> None:
-        self._group = group
-        self._comm = comm
-        self._initializer = initializer
-        self._initargs = initargs
-        self._task_timeout = task_timeout
-        self._executor: RankExecutor | None = None
-        self._was_entered = False
+    _group: ProcessGroup | None
+    _comm: MPI.Intracomm | None
+    _initializer: Callable[..., object] | None
+    _initargs: tuple[Any, ...]
+    _task_timeout: float | None
+    _executor: RankExecutor | None = None
+    _was_entered: bool = False
 
     def __enter__(self) -> RankExecutor | None:
         if self._group is None:

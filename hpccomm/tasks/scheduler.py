@@ -288,7 +288,8 @@ class Scheduler:
             elif not worker.is_ready or not self._is_closing:
                 self._tell(f"rank {self._group.ranks[worker.rank]} has died; the others go on")
         if not self._workers:
-            raise self._all_have_died()
+            text = f"executor: all ranks that could do a task have died{on_rank()}"
+            raise RankFailedError(text, self._group.ranks[1:])
 
     def _blame(self, task: Task, rank: int) -> None:
         """Count a worker's death against its task; after `DEATHS` of them the task fails."""
@@ -299,10 +300,6 @@ class Scheduler:
         self._tasks.remove(task)
         text = f"{DEATHS} ranks have died in the task {task.call}, the last one was rank {rank}"
         task.fail(RankFailedError(f"{text}; it is given to no other{on_rank()}", (rank,)))
-
-    def _all_have_died(self) -> RankFailedError:
-        ranks = self._group.ranks[1:]
-        return RankFailedError(f"executor: all ranks that could do a task have died{on_rank()}", ranks)
 
     def _break(self, error: BaseException) -> None:
         """Fail all queued and future tasks; if MPI has failed, also the tasks in flight."""
@@ -334,9 +331,7 @@ class Scheduler:
         """Report a late worker's place, and act on the group's `on_timeout`."""
         from ..debug.watchdog import end_job, places
 
-        members = self._raw.Get_group()
-        process = failures.ranks_in_the_job(members)[worker.rank]
-        members.Free()
+        process = failures.ranks_in_the_job(self._raw)[worker.rank]
         task = worker.sent[0][0] if worker.sent else None
         what = "the initializer of the executor" if task is None else f"the task {task.call}"
         place = places().get(process) or "a place that is not known"

@@ -49,7 +49,7 @@ class Agreement:
         self._not_collected: list[str] = []  # this rank's collection errors
         self._parts = 0  # of the running test: its subtests that have ended
         self._runs = False  # True during a test's call phase
-        others.leave_files_to_rank_0(config, self._rank, self._meet)
+        others.leave_files_to_rank_0(config, self._rank, lambda: self._wait(self._comm.Ibarrier(), None))
         config.pluginmanager.register(Examples(config, self.outcomes))
         if self._rank:  # other ranks print nothing
             reporters = config.pluginmanager
@@ -214,9 +214,6 @@ class Agreement:
         everybody = np.empty((self._comm.Get_size(), len(numbers)), np.int64)
         self._wait(self._comm.Iallgather(mine, everybody), failure)
         return everybody
-
-    def _meet(self) -> None:
-        self._wait(self._comm.Ibarrier(), None)
 
     def _wait(self, request: MPI.Request, failure: Failure, grace: float | None = None) -> None:
         """Complete the request; after `grace` seconds, end the job if this rank has failed or others wait for it."""

@@ -1,4 +1,4 @@
-"""The command line: what it understands, what it refuses, and whole runs."""
+"""The command line: accepted and refused arguments, and whole runs."""
 
 from __future__ import annotations
 
@@ -163,7 +163,8 @@ def test_without_mpi_it_says_what_to_install() -> None:
 
 def test_overhead_without_a_launcher(tmp_path: Path) -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "hpccomm", "bench", "--overhead", "-n", "5", "--json", tmp_path / "overhead.json"],
+        [*(sys.executable, "-m", "hpccomm", "bench", "--overhead", "-n", "2", "--batch", "10"),
+         *("--json", tmp_path / "overhead.json")],
         env=clean_environment(), capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
@@ -174,7 +175,7 @@ def test_overhead_without_a_launcher(tmp_path: Path) -> None:
 
 
 def test_overhead_of_messages_on_two_ranks() -> None:
-    ended = bench(2, "--overhead", "-n", "20", "--batch", "10")
+    ended = bench(2, "--overhead", "-n", "2", "--batch", "2")
     assert ended.returncode == 0, ended.stderr
     title, columns, _, *rows, watchdog = ended.stdout.splitlines()[2:]
     assert watchdog.startswith("the watchdog looks once in 1 s, for ")
@@ -212,28 +213,34 @@ def test_a_failed_check_is_exit_status_1_on_every_rank(tmp_path: Path) -> None:
     assert "WRONG: hpccomm, 8 bytes: 2 elements differ from NumPy's" in ended.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["--against", "mpi4py,nccl"],
-            "--against nccl: with --device cpu there are hpccomm, python, mpi4py, torch-",
-        ),
-        (["--device", "cuda", "--against", "copy"], "--against copy: with --device cuda there are hpccomm, cuda:mpi, "),
-        (["--device", "cuda", "--tune", "x"], "--tune is for arrays of the host"),
-        (["pairs", "--device", "cuda"], "pairs is not measured on GPU arrays; leave --device cuda out"),
-        (["nothing"], "there is no operation 'nothing'"),
-        (["--op", "max", "--dtype", "complex64"], "--op max has no meaning for complex64"),
-        (["-b", "16", "-e", "8"], "0 < begin <= end"),
-        (["-f", "1"], "argument -f/--factor: invalid factor value: '1'"),
-        (["--budget", "nan"], "argument --budget: invalid seconds value: 'nan'"),
-        (["--json", "/nowhere/result.json"], "No such file or directory"),
-    ],
-)
-def test_what_can_not_be_done_is_exit_status_2_and_said_once(arguments: list[str], message: str) -> None:
-    ended = bench(2, *arguments)
-    assert ended.returncode == 2
-    assert (ended.stdout + ended.stderr).count(message) == 1
+REFUSED = {
+    "--against mpi4py,nccl": "--against nccl: with --device cpu there are hpccomm, python, mpi4py, torch-",
+    "--device cuda --against copy": "--against copy: with --device cuda there are hpccomm, cuda:mpi, ",
+    "--device cuda --tune x": "--tune is for arrays of the host",
+    "pairs --device cuda": "pairs is not measured on GPU arrays; leave --device cuda out",
+    "nothing": "there is no operation 'nothing'",
+    "--op max --dtype complex64": "--op max has no meaning for complex64",
+    "-b 16 -e 8": "0 < begin <= end",
+    "-f 1": "argument -f/--factor: invalid factor value: '1'",
+    "--budget nan": "argument --budget: invalid seconds value: 'nan'",
+    "--json /nowhere/result.json": "No such file or directory",
+}
+
+
+def test_what_can_not_be_done_is_exit_status_2_and_said_once(tmp_path: Path) -> None:
+    program = """
+        import sys
+        from hpccomm.cli.main import main
+        for arguments in sys.argv[1:]:
+            try:
+                status = main(['bench', *arguments.split()])
+            except SystemExit as ended:
+                status = ended.code
+            assert status == 2, (arguments, status)
+        """
+    ended = run_program(program, tmp_path, 2, *REFUSED, status=0)
+    for arguments, message in REFUSED.items():
+        assert (ended.stdout + ended.stderr).count(message) == 1, arguments
 
 
 @pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="needs CuPy")
@@ -262,9 +269,17 @@ def test_help_and_list_are_printed_once_and_start_no_mpi() -> None:
 
 def test_tune_writes_what_programs_read(tmp_path: Path) -> None:
     file = tmp_path / "tuning.json"
-    done = bench(2, "--tune", file, "-n", "1", "-w", "0", "--batch", "1")
-    assert done.returncode == 0, done.stderr
-    assert "all_reduce in segments of (64 MiB):" in done.stdout
+    program = """
+        import sys
+        from functools import partial
+        from hpccomm.bench.studies import tune
+        from hpccomm.cli.main import main
+        some, one = [1 << 20, 2 << 20], [1 << 20]
+        tune.Sizes = partial(tune.Sizes, some, some, one, one, one, some, one, 1 << 20, one)
+        sys.exit(main(['bench', '--tune', sys.argv[1], '-n', '1', '-w', '0', '--batch', '1']))
+        """
+    done = run_program(program, tmp_path, 2, file, status=0)
+    assert "all_reduce in segments of (2 MiB):" in done.stdout
     assert f"export HPCCOMM_TUNING={file}" in done.stdout
     table = tuning({"HPCCOMM_TUNING": str(file)})
     assert f"segment_bytes          {table.segment_bytes}\n" in done.stdout

@@ -1,4 +1,4 @@
-"""Timing: who is called when, and whose time counts."""
+"""Timing: the order of the calls, and the rank whose time counts."""
 
 from __future__ import annotations
 

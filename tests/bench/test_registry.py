@@ -1,4 +1,4 @@
-"""What a benchmark is: sizes, partners, values, NumPy's answers, and the factors of nccl-tests."""
+"""The list of benchmarks: sizes, partners, values, NumPy's answers, and the factors of nccl-tests."""
 
 from __future__ import annotations
 

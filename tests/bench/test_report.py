@@ -106,7 +106,7 @@ def test_ratios(value: float | None, text: str) -> None:
 
 @pytest.mark.serial
 def test_csv_can_be_read_back() -> None:
-    text = "\n".join([report.csv_head(), *map(report.csv_line, rows(wrong=0))])
+    text = "\n".join(map(report.csv_line, [None, *rows(wrong=0)]))
     found = list(csv.DictReader(io.StringIO(text)))
     assert [each["contender"] for each in found] == ["hpccomm", "mpi4py", "gloo"]
     assert float(found[1]["median_us"]) == pytest.approx(1.6)

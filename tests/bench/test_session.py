@@ -1,4 +1,4 @@
-"""Tiny measurements on the ranks that run the tests: every benchmark, every contender, and what a check finds."""
+"""Tiny measurements on the ranks that run the tests: every benchmark, every contender, and the checks."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_wrong_result_is_noticed(session: Session, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(contender_class("mpi4py"), "_call", forgets_one)
     (rows,) = session.run(BENCHMARKS["all_reduce"], [40], check=True)
     assert rows[0].wrong == 0
-    # on one rank the sum of all is what was there before
+    # on one rank the sum of all equals the input
     assert rows[1].wrong == (session.group.size if session.group.size > 1 else 0)
 
 

@@ -1,4 +1,4 @@
-"""Overlap: what is measured, and the share that is computed of it."""
+"""Overlap: the measurement, and the share that is computed from it."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 
 
 def with_numbers(change: Change) -> Any:
-    """Number the cells of the array before, empty the one after, and return what is expected there."""
+    """Number the cells of the array before, empty the one after, and return its expected contents."""
     whole = np.arange(np.prod(change.shape), dtype=float).reshape(change.shape)
     change.arrays[0][...], change.arrays[1][...] = whole[change.boxes[0]], -1
     return whole[change.boxes[1]]

@@ -1,4 +1,4 @@
-"""What the start of a program takes: the steps."""
+"""The steps of a program's start, and their times."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def report(rank: int, size: int, *operations: Report, groups: dict[str, range] |
         "has_threads": False, "ended": "", "operations": list(operations), "tasks": [],
         "groups": {key: facts(key) for key in groups},
         "neighbours": {"running": [[first, min(first + NODE, size), 1]]}, "threads": {"MainThread": STACK},
-        "answers": "0 00",
+        "memory": 1 << 30, "bytes": None, "answers": "0 00",
     }  # fmt: skip
     return {**known, **fields}
 

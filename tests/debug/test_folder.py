@@ -231,7 +231,7 @@ def test_root_who_asks_for_a_user_overwrites_nothing_of_root_s(tmp_path: Path) -
         for link in (".ask.-1", "ask", ".ask"):
             (theirs / link).symlink_to(mine)
         os.chown(theirs, 65534, 65534)
-        code = "from hpccomm.debug import command; from hpccomm.cli.main import main; command.PATIENCE = 0.2; main()"
+        code = "from hpccomm.debug import asking; from hpccomm.cli.main import main; asking.PATIENCE = 0.2; main()"
         shown = subprocess.run(
             [sys.executable, "-c", code, "debug", theirs, "--job", "5"], capture_output=True, text=True, check=False
         )

@@ -70,11 +70,11 @@ def test_a_question_in_the_first_second_is_answered(tmp_path: Path) -> None:
 
 def test_a_command_in_the_first_second_is_answered(tmp_path: Path) -> None:
     program = """
-    from hpccomm.debug import command
-    command.FIRST_LOOK = 60
+    from hpccomm.debug import asking
+    asking.FIRST_LOOK = 60
     world = hc.init_process_group()
     if world.rank == 1:
-        command._ask_process(os.getppid())
+        asking.ask_process(os.getppid())
     hc.barrier()
     """
     finished = run(LOADED + program, tmp_path)

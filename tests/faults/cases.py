@@ -1,4 +1,4 @@
-"""The faults: what happens on rank 1 of three, where, and what the user has to see.
+"""The faults: an event on rank 1 of three, its place, and the message that the user has to see.
 
 A case is a program of its own. `docs/reliability.md` has a row for each, written by `tools/write-reliability`.
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 TIMEOUT = 3  # seconds, of the groups of a job that ends by it
-PATIENT = 60  # likewise, where nothing is to time out, however busy the machine is
+PATIENT = 60  # seconds, where nothing may time out, however busy the machine is
 
 PROGRAM = """\
 import os, signal, sys, threading, time
@@ -28,7 +28,7 @@ def main():
 {start}
 """
 
-# What fails, and what has to be seen for it. A signal ends a process at once; the launcher tells of it.
+# The fault, and the message for it. A signal ends a process at once; the launcher reports it.
 FAULTS: dict[str, tuple[str, str]] = {
     "exception": ("1 / 0", r"ZeroDivisionError: division by zero.*hpccomm: ZeroDivisionError on rank 1 ends the job"),
     "KeyboardInterrupt": ("raise KeyboardInterrupt", r"hpccomm: KeyboardInterrupt on rank 1 ends the job"),
@@ -50,7 +50,7 @@ FAULTS: dict[str, tuple[str, str]] = {
     "computes for ever": ("while True: pass", r"{late}.*it is in the program at .*program\.py:\d+ in fault"),
 }
 
-# Where: what the other ranks are in when it happens, and how the verdict calls that.
+# The operation in which the other ranks are, and the words of the verdict for it.
 PLACES: dict[str, tuple[str, str]] = {
     "a collective": (
         """\
@@ -93,7 +93,7 @@ PLACES: dict[str, tuple[str, str]] = {
 # Faults after which the program ends in order, and the status of a job whose other ranks are in destroy.
 AS_DESTROY = {"early return": "ok", "sys.exit(3)": "error", "exception, the program has its own excepthook": "error"}
 
-# Ranks that do not call the same: what rank 1 does, what the others do, and the verdict, or memory of the node's error.
+# Ranks that call different operations: rank 1's, the others', and the verdict, or the error of the node's memory.
 AT_ONCE = r"rank \d of the group calls another operation"
 DISAGREEMENTS: dict[str, tuple[str, str, str]] = {
     "skips a collective": ("pass", "hc.all_reduce(x)", rf"{AT_ONCE}|differ in operation #2 .*rank 1 calls barrier"),
@@ -132,15 +132,15 @@ class Case:
     Attributes
     ----------
     fault, place : str
-        What the row of the table says.
+        The words in the row of the table.
     fault_code, body : str
-        What rank 1 does, and the program.
+        The code of rank 1, and the program.
     said : str
         A regular expression that stderr has to match (dots match newlines).
     status : str
         ``"error"``: not 0, and not ended by the deadline; ``"ok"``: 0; ``"any"``: one of the two.
     lost : str
-        What is lost.
+        The words in the column "lost".
     other : str
         A job that reaches its time limit in the same folder for reports, before this one or beside it.
     is_beside : bool

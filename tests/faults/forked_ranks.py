@@ -20,7 +20,7 @@ ABORTED = 3  # the exit status of a rank that has lost another one
 
 
 class ForkedRank(hc.ProcessGroup):
-    """A group of such ranks, with what saving and loading call; each is on the node that `nodes` says."""
+    """A group of such ranks, with the methods that saving and loading call; `nodes` has the node of each rank."""
 
     def __init__(self, rank: int, nodes: Sequence[int], sockets: dict[int, socket.socket]) -> None:
         super().__init__(rank, len(nodes), nodes=tuple(nodes))
@@ -76,7 +76,7 @@ class ForkedRank(hc.ProcessGroup):
 
 
 def run(nodes: Sequence[int], program: Callable[[ForkedRank], Any]) -> list[Any]:
-    """Run `program` on a rank for each of `nodes`; return what each has returned: None for one that was killed.
+    """Run `program` on a rank for each of `nodes`; return the result of each: None for one that was killed.
 
     A rank that loses another one ends, and returns None, too.
     """
@@ -111,7 +111,9 @@ def _own_ends(rank: int, count: int, pairs: dict[tuple[int, int], Any]) -> dict[
 def _be(group: ForkedRank, program: Callable[[ForkedRank], Any], write: int) -> None:
     """Be a rank, to the end of this process."""
     status = 1
-    os.fsync = lambda _: None  # a kill leaves what the operating system has, and waiting for the disk takes a minute
+    os.fsync = lambda _: (
+        None
+    )  # a kill leaves the data that the operating system has, and waiting for the disk takes a minute
     try:
         with open(write, "wb") as pipe:
             pickle.dump(program(group), pipe)

@@ -1,9 +1,9 @@
-"""A program that nobody would write: random operations on random groups, compared with NumPy.
+"""A random program: random operations on random groups, compared with NumPy.
 
     mpiexec -n 4 python tests/faults/fuzz.py --seed 7 --operations 200
 
 From the seed all ranks draw the same program, which is legal: every member of a group makes the same calls in the same
-order, and each message has its other end. What a rank contributes, and what NumPy makes of it, follow from it too.
+order, and each message has its other end. The inputs of all ranks and NumPy's results follow from the seed, too.
 On a difference it prints how to run the same again.
 """
 
@@ -34,7 +34,7 @@ if native.fastpath is not None:
 DTYPES = [np.dtype(code) for code in "?bBhHiIqQefdFD"]
 SIZES = [0, 1, 2, 5, 100, 1000, 5000, 40_000]
 LARGE = [140_000, 270_000, 1_100_000]  # past the thread, the segments and single copy, for some dtypes
-SLOTS = [512 << 10, 16 << 10]  # bytes of a part of memory of the node, by the seed: what is larger goes in rounds
+SLOTS = [512 << 10, 16 << 10]  # bytes of a part of memory of the node, by the seed: larger arrays go in rounds
 MOST_GROUPS = 5
 MOST_IN_FLIGHT = 12
 FORMS = ["ordinary", "ordinary", "async", "async", "persistent", "coalescing"]
@@ -42,12 +42,12 @@ FORMS = ["ordinary", "ordinary", "async", "async", "persistent", "coalescing"]
 
 @dataclass
 class Call:
-    """One call on one rank: the function, its arguments, and what has to come out of it."""
+    """One call on one rank: the function, its arguments, and the expected result."""
 
     function: str
     arguments: list[Any]
     options: dict[str, Any] = field(default_factory=dict)
-    outcomes: list[tuple[Any, Any]] = field(default_factory=list)  # the array, and what it has to hold
+    outcomes: list[tuple[Any, Any]] = field(default_factory=list)  # the array, and its expected values
 
 
 class Draw:
@@ -87,7 +87,7 @@ class Program:
         self.draw = draw
 
     def contributions(self, group: hc.ProcessGroup, dtype: Any, shape: tuple[int, ...]) -> list[Any]:
-        """Return what each rank of the group contributes."""
+        """Return the input of each rank of the group."""
         salt = self.draw.number(1 << 30)
         return [np.asarray(values(dtype, shape, rank, salt)) for rank in range(group.size)]
 
@@ -99,7 +99,7 @@ class Program:
         return layout(array)
 
     def call(self, name: str, group: hc.ProcessGroup) -> Call:
-        """Return a call of an operation; what is drawn does not depend on the rank, but for layouts."""
+        """Return a call of an operation; all ranks draw the same, except layouts."""
         draw = self.draw
         how = draw.one(OVERLAPS) if draw.chance(0.3) else None
         if name == "sendrecv":
@@ -148,7 +148,7 @@ OBJECT_TAG = 3  # and the next one: an array's receive would take objects that a
 
 
 class Fuzz:
-    """The run: the groups that there are, and what is in flight."""
+    """The run: its groups, and its operations in flight."""
 
     def __init__(self, seed: int, world: hc.ProcessGroup, log: bool) -> None:
         self.draw = Draw(seed)
@@ -181,7 +181,7 @@ class Fuzz:
         self.wait_for_all()
 
     def make_or_destroy(self) -> None:
-        """Make a group, or destroy one; what is in flight on it is destroy's to finish."""
+        """Make a group, or destroy one; destroy finishes its operations in flight."""
         if len(self.groups) > 1 and (len(self.groups) == MOST_GROUPS or self.draw.chance(0.5)):
             number = 1 + self.draw.number(len(self.groups) - 1)
             self.say(f"destroy group {self.groups[number]!r}")
@@ -364,7 +364,7 @@ class Fuzz:
     # -- looking -----------------------------------------------------------------------------------------------------
 
     def wait_for_some(self) -> None:
-        """Wait for a half of what is in flight, in any order: it is not a step that ranks take together."""
+        """Wait for half of the operations in flight, in any order, which may differ between ranks."""
         order = np.random.default_rng([self.step, self.world.rank]).permutation(len(self.in_flight))
         chosen = set(order[: len(order) // 2].tolist())
         waiting = [self.in_flight[i] for i in order if i in chosen]
@@ -381,14 +381,14 @@ class Fuzz:
             self.compare(call, what)
 
     def compare(self, call: Call | None, what: str) -> None:
-        """Compare what has come out with what NumPy says."""
+        """Compare the results with NumPy's."""
         for actual, expected in call.outcomes if call else ():
             same = actual.shape == expected.shape and actual.dtype == expected.dtype
             if not same or not np.array_equal(actual, expected):
                 self.fail(what, actual, expected)
 
     def fail(self, what: str, actual: Any, expected: Any) -> None:
-        """Say what is wrong."""
+        """Describe the failure."""
         described = getattr(expected, "dtype", ""), getattr(expected, "shape", "")
         raise AssertionError(f"step {self.step}: {what} {described}: {actual!r} instead of {expected!r}")
 

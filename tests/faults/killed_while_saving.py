@@ -26,7 +26,7 @@ IsTheEnd = Callable[[list[tuple[str, str]]], bool]  # of the calls made so far, 
 
 
 def state(step: int, rank: int) -> dict[str, Any]:
-    """What `rank` saves at a step: two arrays, so that the file is written piece by piece."""
+    """The state that `rank` saves at a step: two arrays, so that the file is written piece by piece."""
     random = np.random.default_rng([step, rank])
     return {"weights": random.random((rank + 3, 5)), "labels": random.integers(0, 9, 7, dtype=np.int8)}
 
@@ -68,7 +68,7 @@ class Calls:
         if mode != "xb":
             return open(path, mode, **options)
         self.note("open", path)
-        # unbuffered: what has been written is there when the process is killed
+        # unbuffered: written data are there when the process is killed
         return Written(self, open(path, mode, buffering=0), path)
 
 
@@ -112,7 +112,7 @@ class Alone(hc.ProcessGroup):
 def save(
     how: str, folder: Path, step: int, content: int, is_the_end: IsTheEnd, group: hc.ProcessGroup, **options: Any
 ) -> Calls:
-    """Save what `content` stands for as `step`; `how` is the name of a function."""
+    """Save the state of `content` as `step`; `how` is the name of a function."""
     calls = Calls(is_the_end)
     calls.watch()
     save_all(how, folder, step, content, group, **options)

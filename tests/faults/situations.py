@@ -1,4 +1,4 @@
-"""Situations: what surrounds a program, or what it does with its own process; each is a case of the fault suite."""
+"""Situations: a program's surroundings, or its treatment of its own process; each is a case of the fault suite."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ hc.all_reduce(x)
 assert x[0] == world.size
 """  # that the job goes on
 
-# Processes of its own. What they do to MPI at their end would be the end of the job, or of its destroy.
+# Processes of its own. If they touched MPI at their end, the job or its destroy would end.
 FORK = """\
 world = hc.init_process_group()
 hc.all_reduce(np.ones(10))
@@ -67,7 +67,7 @@ PROCESSES = {
     ),
 }
 
-# Memory. A limit of the process is what can be had without being root; a full file system looks the same to it.
+# Memory. A limit of the process needs no root; to the process a full file system looks the same.
 OUT_OF_MEMORY = """\
 import resource
 world = hc.init_process_group()
@@ -150,7 +150,7 @@ if r in (0, 2):
 third = group_of(0, 1)
 """
 
-# A thread of rank 0 waits for ever in memory that MPI_Finalize takes away.
+# A thread of rank 0 waits forever in memory that MPI_Finalize takes away.
 THREAD_WAITS = f"""\
 {UNTIL_IN_MPI.replace("threading.main_thread().ident", "thread.ident")}
 world = hc.init_process_group()
@@ -310,7 +310,7 @@ TWO_WRITERS = """\
     save(210)"""
 
 
-# Jobs that have one folder for their reports: what one leaves there must not be another one's order to end.
+# Jobs that have one folder for their reports: files that one leaves there must not end another one.
 REACHES_ITS_LIMIT = """\
 world = hc.init_process_group()
 if r == 1: time.sleep(600)
@@ -331,7 +331,7 @@ while True:
     time.sleep(0.01)
 """
 
-# What is around the watchdog when rank 1 does not come: it says so all the same.
+# Surroundings of the watchdog when rank 1 does not come: it reports that in all of them.
 MANY_FILES = """\
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (2000, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
@@ -359,7 +359,7 @@ if r == 1: {late}
 hc.all_reduce(np.ones(10))
 """
 
-# Exceptions at a bad moment: rank 0 is interrupted twenty times before rank 1 comes, which it is told by a message.
+# Exceptions at a bad moment: rank 0 is interrupted twenty times before rank 1, which waits for its message, comes.
 INTERRUPTS = """\
 world = hc.init_process_group(timeout=60)
 times = []

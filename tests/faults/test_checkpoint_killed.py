@@ -66,7 +66,7 @@ def in_a_child(how: str, folder: Path, step: int, content: int, kill_at: int = 0
 
 
 def check(folder: Path, content: int, ranks: int = 1) -> None:
-    """The last checkpoint is what was saved for `content`, bit for bit."""
+    """Check that the last checkpoint is the one of `content`, bit for bit."""
     found = checkpoint.load(folder, group=program.Alone())
     parts = [program.state(content, rank) for rank in range(ranks)]
     assert list(found.arrays) == list(parts[0])
@@ -103,7 +103,7 @@ def test_killed_at_every_call(tmp_path: Path, how: str, step: int) -> None:
 
 @both_ways
 def test_what_is_renamed_or_named_is_on_the_disk_first(tmp_path: Path, how: str) -> None:
-    # a kill leaves what the operating system has; this is for a node that loses its power
+    # a kill leaves the data that the operating system has; this is for a node that loses its power
     folder = tmp_path / "new" / "folder"
     in_a_child(how, folder, 1, content=1)
     calls = in_a_child(how, folder, 2, content=2)

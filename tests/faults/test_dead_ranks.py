@@ -1,6 +1,6 @@
-"""A rank that is killed: every survivor is told of it wherever it waits, and the survivors go on.
+"""A rank that is killed: every survivor is notified wherever it waits, and the survivors go on.
 
-Each case is a job of its own, of four ranks of which some kill themselves; each survivor writes down what it saw.
+Each case is a job of four ranks, of which some kill themselves; each survivor writes its observations to a file.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ GO_ON = """
 
 
 def run(program: str, folder: Path, *, victims: tuple[int, ...] = (1,), ranks: int = 4) -> dict[int, Any]:
-    """Run a job under ULFM; return what each survivor wrote down."""
+    """Run a job under ULFM; return each survivor's observations."""
     file = folder / "program.py"
     file.write_text(program)
     arguments = [sys.executable, file, folder, json.dumps(victims)]
@@ -409,7 +409,7 @@ def test_on_peer_failure_has_to_be_a_function() -> None:
 
 @pytest.mark.once
 def test_an_error_that_mpi_cannot_name_waits_for_the_news_of_a_death(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Open MPI 5.0 reports MPI_ERR_OTHER of a barrier before it knows who has died: on a busy machine, long before
+    # Open MPI 5.0 reports MPI_ERR_OTHER of a barrier before it knows the dead ranks: on a busy machine, long before
     comm, news = MPI.COMM_SELF, time.monotonic() + 3 * failures.PAUSE
     watched = SimpleNamespace(comm=comm, is_revoked=True, world=SimpleNamespace(members=(0,)))
     monkeypatch.setattr(failures, "is_on", lambda: True)

@@ -1,4 +1,4 @@
-"""Every fault, each in a job of its own: what the user sees, within which time, and that nothing is left behind."""
+"""Every fault, each in a job of its own: the message arrives in time, and no process is left."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .situations import situations
 
 pytestmark = pytest.mark.serial
 
-DEADLINE = time_limit(60.0)  # seconds; what takes that long has hung
+DEADLINE = time_limit(60.0)  # seconds; a job that takes that long has hung
 SLOW_DEADLINE = time_limit(600.0)
 AT_ONCE = 4  # jobs, which mostly wait
 VERDICT = r"(hpccomm: )?(ranks? [-\d, ]+ (never reached|ha(s|ve) not answered|wait for each)|the ranks differ)"
@@ -164,7 +164,7 @@ def _note(config: pytest.Config, case: Case, outcome: Outcome) -> None:
 
 
 def seen(outcome: Outcome) -> str:
-    """Return the lines of what a user reads that say what has happened."""
+    """Return the lines of a job's output that describe the fault."""
     lines = [
         re.sub(r"^\[rank \d+\] ", "", line.strip(" =")) for line in f"{outcome.stderr}\n{outcome.stdout}".splitlines()
     ]

@@ -1,4 +1,4 @@
-"""Random programs: legal sequences of operations on random groups give what NumPy gives."""
+"""Random programs: legal sequences of operations on random groups give NumPy's results."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ BEGIN = """
 
 
 def run(program: str, folder: Path, ranks: int, timeout: float = 60) -> tuple[dict[int, Any], Any]:
-    """Run a job under ULFM; return what each process has written down, and how the job has ended."""
+    """Run a job under ULFM; return each process's observations, and the end of the job."""
     program = textwrap.dedent(BEGIN) + textwrap.dedent(program)
     ended = run_program(program, folder, ranks, folder, timeout=timeout, env={"MPIEXEC_ARGS": "--with-ft ulfm"})
     assert ended.returncode != 124, f"{ended.stdout}\n{ended.stderr}"
@@ -546,7 +546,7 @@ def test_no_time_limit_hits_a_spare(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def digest_of_training(folder: Path, ranks: int, *arguments: str) -> tuple[str, list[str]]:
-    """Return what the last line says of the weights, and the lines before it."""
+    """Return the weights' digest in the last line, and the lines before it."""
     arguments = ("--steps", "80", "--require-accuracy", "50", *arguments)
     job = [sys.executable, "jobs/elastic_training.py", "--folder", folder, *arguments]
     ended = launch(ranks, *job, env={"MPIEXEC_ARGS": "--with-ft ulfm"})

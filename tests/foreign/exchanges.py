@@ -1,7 +1,7 @@
 """Tests of others over hpccomm: halos of PyLops-MPI by `halo_exchange`, transfers of mpi4py-fft by `redistribute`.
 
 python -m tests.foreign.exchanges BIN [RANKS...]: in the virtual environment of `make test-foreign`. This file is a
-plugin of pytest, too: it replaces what their tests call. Of mpi4py-fft only `pencil.py` is used, which needs no FFTW.
+plugin of pytest, too: it replaces the functions that their tests call. Only `pencil.py` of mpi4py-fft is used: no FFTW.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from ..launch import ROOT
 
 TESTS = {"pylops_mpi": "test_halo.py", "mpi4py_fft": "test_pencil.py"}
-SEEN: Counter[str] = Counter()  # what hpccomm has done
+SEEN: Counter[str] = Counter()  # hpccomm's operations
 
 
 def main() -> None:
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def pytest_configure(config: Any) -> None:
-    """Replace what the tests call."""
+    """Replace the functions that the tests call."""
     folder = Path(config.args[0]).parent.parent
     if folder.name.startswith("pylops_mpi"):
         replace_halos()
@@ -55,7 +55,7 @@ def pytest_configure(config: Any) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say what hpccomm has done."""
+    """Print the number of hpccomm's operations."""
     if SEEN:
         terminalreporter.write_line(f"by hpccomm: {dict(SEEN)}")
 
@@ -86,7 +86,7 @@ def replace_halos() -> None:
 
 
 def replace_transfers(folder: Path) -> None:
-    """Let mpi4py-fft's pencils have transfers by hpccomm, which have to give what its own do."""
+    """Let mpi4py-fft's pencils have transfers by hpccomm, with the results of its own."""
     from mpi4py import MPI
 
     package = ModuleType("mpi4py_fft")

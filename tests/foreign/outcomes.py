@@ -7,7 +7,7 @@ from typing import Any
 
 
 def pytest_runtest_logreport(report: Any) -> None:
-    """Write what counts: the call, and a preparation or an end that has not passed."""
+    """Write the outcomes that count: the call's, and those of a set-up or tear-down that has not passed."""
     from mpi4py import MPI
 
     if report.when == "call" or report.outcome != "passed":

@@ -1,4 +1,4 @@
-"""Programs of others: their tests, a small program of each, and what is said where one rank fails or waits in it."""
+"""Programs of others: their tests, a small program of each, and the message if one rank fails or waits in it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SLEEPS = r"it is in the program at \S*program.py:\d+ in fault, in time.sleep\(10
 class Program:
     """A package, its tests, and a program that uses it, which calls `fault` where one rank may fail or wait.
 
-    `tests` are files in its folder, `ranks` the numbers of ranks for these; `verdict` is a pattern of what is said
+    `tests` are files in its folder, `ranks` the numbers of ranks for these; `verdict` is a pattern of the message
     where rank 1 never comes back from `fault`; "" where that is not timed: the other ranks ask again and again, or no
     rank is in a call of mpi4py.
     """
@@ -34,7 +34,7 @@ class Program:
     is_script: bool = False  # the tests are programs, and not pytest's
     from_sources: bool = False  # the tests are in the sdist only
     options: tuple[str, ...] = ()  # of pytest
-    end: str = r"KeyError: 'on purpose'"  # what is said where rank 1 raises
+    end: str = r"KeyError: 'on purpose'"  # the message if rank 1 raises
     is_debians: bool = False  # the package is Debian's, with its Open MPI
 
 

@@ -1,8 +1,8 @@
-"""PyLops-MPI over `hm.Comm` on the stand-in for GPUs computes what it does on NumPy's arrays over mpi4py.
+"""PyLops-MPI over `hm.Comm` on the stand-in for GPUs gives its results on NumPy's arrays over mpi4py.
 
 python -m tests.foreign.pylops_twin BIN [RANKS]: on two or more, in the virtual environment of `make test-foreign`.
-PyLops-MPI is not changed: it takes `hm.Comm` for a CUDA-aware MPI. What its imports ask of CuPy, and the stand-in has
-not, is here.
+PyLops-MPI is not changed: it takes `hm.Comm` for a CUDA-aware MPI. The names that
+its imports need of CuPy, and the stand-in lacks, are here.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def computed(comm: Any, engine: str, array: Callable[..., Any]) -> Iterator[tupl
 
 
 def complete_cupy() -> None:
-    """Add to the stand-in what PyLops' imports name, and let its reductions be arrays, as CuPy's are."""
+    """Add the names of PyLops' imports to the stand-in, and let its reductions be arrays, as CuPy's are."""
     import cupy
 
     wrapped = cupy.__getattr__

@@ -1,4 +1,4 @@
-"""The first examples of emcee and dynesty, with a pool of ranks, give what they give without one.
+"""The first examples of emcee and dynesty, with a pool of ranks, give the same as without one.
 
 python -m tests.foreign.samplers BIN [RANKS...]: in the virtual environment of `make test-foreign`. Without arguments it
 is the program of each rank.
@@ -28,7 +28,7 @@ def log_probability(x: np.ndarray, inverse_widths: np.ndarray) -> float:
 
 
 def log_likelihood(x: np.ndarray) -> float:
-    """Of dynesty's README: a Gaussian whose parameters are correlated."""
+    """Return the logarithm of a Gaussian whose parameters are correlated (dynesty's README)."""
     return float(-0.5 * np.dot(x, np.dot(INVERSE, x)))
 
 
@@ -38,7 +38,7 @@ def prior(u: np.ndarray) -> np.ndarray:
 
 
 def chain(pool: Any) -> np.ndarray:
-    """Return what emcee samples."""
+    """Return emcee's samples."""
     import emcee
 
     np.random.seed(42)  # noqa: NPY002  # of which emcee takes its state
@@ -49,7 +49,7 @@ def chain(pool: Any) -> np.ndarray:
 
 
 def samples(pool: Any, queue_size: int | None) -> np.ndarray:
-    """Return what dynesty samples; it depends on the size of its queue."""
+    """Return dynesty's samples, which depend on the size of its queue."""
     import dynesty
 
     random = np.random.default_rng(5)

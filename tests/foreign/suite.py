@@ -1,6 +1,6 @@
 """Run the tests and programs of others with and without `hpccomm run`: python -m tests.foreign.suite BIN... (--help).
 
-What has been seen is kept in docs/mpi4py-programs.json, a row for each program and MPI; the table of
+The outcomes are kept in docs/mpi4py-programs.json, a row for each program and MPI; the table of
 docs/how-to/mpi4py-programs.md is made from it.
 """
 
@@ -31,7 +31,7 @@ Row = dict[str, Any]
 
 
 def main() -> None:
-    """Run what is asked for, print a line for each, keep it, and write the table; status 1 where anything differs."""
+    """Run the chosen programs, print a line for each, keep it, and write the table; status 1 if anything differs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bin", type=Path, nargs="*", help="the bin of a virtual environment with the packages")
     parser.add_argument("--only", nargs="*", help="names of programs", metavar="NAME")
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def write(rows: list[Row]) -> None:
-    """Keep what has been seen, and write the table."""
+    """Keep the outcomes, and write the table."""
     SEEN.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n", encoding="utf-8")
     TABLE.write_text(as_table(rows), encoding="utf-8")
 
@@ -111,7 +111,7 @@ class Job:
         )
 
     def row(self, program: Program) -> Row:
-        """Return what is seen of a program: its tests, its output, its ends."""
+        """Return the outcomes of a program: its tests, its output, its ends."""
         package = program.name.split(".")[0]
         row: Row = {"program": program.name, "version": self.version(package), "mpi": self.mpi, "tests": {}}
         with tempfile.TemporaryDirectory() as folder:
@@ -131,7 +131,7 @@ class Job:
         return self._reported(row, wrong)
 
     def _verdict(self, program: Program, ranks: int, file: Path, wrong: list[str]) -> str:
-        """Return what is said where rank 1 never comes back."""
+        """Return the message if rank 1 never comes back."""
         waits = self.run(ranks, file, "waits", watched=True, seconds=120, folder=str(file.parent))
         said = re.search(rf"hpccomm: (.*(?:{program.verdict})[^;\n]*)", waits.stderr)
         if waits.returncode not in (124, 9) or said is None:
@@ -139,7 +139,7 @@ class Job:
         return re.sub(r"\S*/(?=[\w.]+:\d)", "", said[1]) if said else ""
 
     def _tests(self, program: Program, ranks: int, folder: str, row: Row) -> list[str]:
-        """Run its tests with and without `hpccomm run`; return what differs, test by test."""
+        """Run its tests with and without `hpccomm run`; return the differences, test by test."""
         if not program.tests:
             return []
         place = folder_of(program, Path(self.installed), self.sources)
@@ -167,7 +167,7 @@ class Job:
         return compared(*seen, ranks, row)
 
     def mpi4pys_own(self, ranks: int, before: Row | None) -> Row:
-        """Return what is seen of mpi4py's own tests on so many ranks; of other numbers what has been seen before."""
+        """Return the outcomes of mpi4py's own tests on so many ranks, and the earlier outcomes on other numbers."""
         version = self.version("mpi4py")
         tests = dict(before["tests"]) if before and before["version"] == version else {}
         others_differ = before is not None and bool(tests.keys() - {str(ranks)}) and not before["is_right"]
@@ -200,7 +200,7 @@ class Job:
 
 
 def printed(finished: subprocess.CompletedProcess[str]) -> list[str]:
-    """Return the lines that the ranks have printed, without what MPICH's launcher adds."""
+    """Return the lines that the ranks have printed, without those of MPICH's launcher."""
     return sorted(finished.stdout.partition("\n\n=====")[0].splitlines())
 
 

@@ -1,4 +1,4 @@
-"""Host arrays over gloo: every operation gives what NumPy computes, or says that gloo does not have it."""
+"""Host arrays over gloo: every operation gives NumPy's result, or raises an error that gloo does not have it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LACKING = {name for name in GOOD if getattr(backend.GlooBackend, name, 0) is get
 
 
 def lacks(name: str, dtype: Any) -> bool:
-    """What gloo can't reduce, nor anything that has the same bits."""
+    """Return True if gloo can't reduce this dtype, nor one that has the same bits."""
     return (
         (dtype.name in ("longdouble", "float128"))
         or (dtype.kind == "c" and name == "PRODUCT")

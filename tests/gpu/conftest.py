@@ -63,7 +63,7 @@ def forget_provider() -> None:
 
 @pytest.fixture(scope="module")
 def process_group() -> Iterator[hc.ProcessGroup]:
-    """A world whose ranks are connected, each on its own GPU: what a test sees does not depend on those before it."""
+    """A world whose ranks are connected, each on its own GPU: a test does not depend on those before it."""
     with hc.init_process_group() as group:
         if gpus.connectable(group.size) == group.size:
             hc.all_reduce(gpus.array(np.ones(1)))
@@ -131,7 +131,7 @@ def no_world_left() -> Iterator[None]:
 
 @pytest.fixture
 def machine() -> Iterator[Any]:
-    """The stand-in's machine, for tests of what no real one does on demand; its settings are reset afterwards."""
+    """The stand-in's machine, for events that no real one makes on demand; its settings are reset afterwards."""
     if gpus.is_real():
         pytest.skip("needs the stand-in")
     from .stand_in import MACHINE, Machine
@@ -158,5 +158,5 @@ def machine() -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def _the_watchdog_asks_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the watchdog's thread from asking the stand-in for events: what it orders would depend on the time."""
+    """Keep the watchdog's thread from asking the stand-in for events: the order would depend on the time."""
     monkeypatch.setattr("hpccomm.debug.watchdog._gpu_is_busy", lambda work: False)

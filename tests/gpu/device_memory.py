@@ -37,7 +37,7 @@ class Mapping:
 
 
 class DeviceMemory:
-    """The addresses of one process's GPU: memory of its own, and what it has mapped of other processes."""
+    """The addresses of one process's GPU: its own memory, and the mapped memory of other processes."""
 
     def __init__(self) -> None:
         file = os.memfd_create("gpu")
@@ -68,7 +68,7 @@ class DeviceMemory:
         return mapping.start
 
     def on_host(self, address: int, nbytes: int) -> int:
-        """Return the address at which the stand-in finds what is at an address on the GPU."""
+        """Return the stand-in's address of memory that is at an address on the GPU."""
         if self._own.has(address, nbytes):
             return address + self._own.shift
         for mapping in list(self.mapped.values()):

@@ -1,4 +1,4 @@
-"""The GPU that the tests have: a real one, or the stand-in; and what tests do with its arrays."""
+"""The GPU that the tests have: a real one, or the stand-in; and functions for its arrays."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def is_real() -> bool:
 
 
 def mode() -> str:
-    """Say on what the tests of tests/gpu run."""
+    """Describe the machine on which the tests of tests/gpu run."""
     if not is_real() and IS_BINDINGS:
         by = BINDINGS[NCCL_BY]
         return f"hpccomm's provider of CuPy, and of NCCL by {by}, over the stand-in (no GPU here)"
@@ -175,7 +175,7 @@ def another_stream() -> Iterator[int]:
 
 @contextmanager
 def captured() -> Iterator[Any]:
-    """Capture in a CUDA graph what the block puts on a new stream, which is the current one; `launch()` does it."""
+    """Capture in a CUDA graph the block's work on a new stream, which is the current one; `launch()` does it."""
     graph = SimpleNamespace()
     with another_stream() as stream:
         if is_real():
@@ -205,6 +205,6 @@ def _spin() -> Any:
 
 
 def delay() -> None:
-    """Keep a real GPU's current stream busy for some 20 ms, so that who does not wait for it is early."""
+    """Keep a real GPU's current stream busy for some 20 ms, so that work that does not wait for it is early."""
     if is_real():
         _spin()((1,), (1,), (30_000_000,))

@@ -22,7 +22,7 @@ OUTCOMES = ("passed", "skipped", "failed")  # each overrules those before it
 
 
 class Progress:
-    """What the tests of this process have done, added to the file."""
+    """The outcomes of this process's tests, added to the file."""
 
     def __init__(self, config: pytest.Config, file: Path) -> None:
         self._config, self._file = config, file

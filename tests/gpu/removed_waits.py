@@ -1,13 +1,13 @@
 """Take away each wait in hpccomm's GPU code, one at a time, and see whether the tests of tests/gpu notice.
 
-``python -m tests.gpu.removed_waits [PART_OF_A_NAME ...]`` prints a line for each: what notices it, or UNNOTICED; the
+``python -m tests.gpu.removed_waits [PART_OF_A_NAME ...]`` prints for each the test that notices it, or UNNOTICED; the
 exit status is 1 if there are any of these. First it runs the tests with everything in place: they have to pass.
 On two cores each takes some 10 seconds, and all of them a quarter of an hour; one that goes unnoticed takes 4 minutes
-more, in which all tests run. Without what waits for other ranks some tests do not end: those take `LONGEST`.
+more, in which all tests run. Without a wait for other ranks some tests do not end: those take `LONGEST`.
 
-What is taken away: waits of streams and of the host, events recorded for them, barriers of MPI, what keeps memory
-alive that a transport still uses, and the copies of inputs that outputs overlap. Locks are none of these. `PROVIDERS`
-are left out: the stand-in runs in their place; `BINDINGS` runs only with CuPy's bindings of NCCL.
+These are taken away: waits of streams and of the host, events recorded for them, barriers of MPI, references that keep
+memory alive that a transport still uses, and the copies of inputs that outputs overlap. Locks are none of these.
+`PROVIDERS` are left out: the stand-in runs in their place; `BINDINGS` runs only with CuPy's bindings of NCCL.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ORDERS = {
     "_everybody_waits", "Barrier",
 }  # fmt: skip
 KEEPS = {"alive", "ABANDONED", "_in_flight"}
-COMPILED = {  # pieces of the compiled path, and what stands there instead
+COMPILED = {  # pieces of the compiled path, and their replacements
     "code = self.follow(stream, current)": "pass",
     "code = code or of_cuda(self.to.wait(stream, <P>self.issuing.newest, 0))": "pass",
     "code = code or self.follow(stream, <P>before)": "pass",
@@ -43,7 +43,7 @@ COMPILED = {  # pieces of the compiled path, and what stands there instead
     "code = of_cuda(launch(&self.to, packed, True, stream))": "pass",
     "arrays = arrays, memory": "pass",
     "and hc_is_sole(work):": ":",
-    "rest._status, rest._notified, rest.was_asked, rest.known_info = None, IN_FLIGHT, False, False, None": "rest.known_info = None, None",
+    "rest._status, rest._notified, rest.was_asked = IN_FLIGHT, False, False": "pass",
 }
 WORKS = {"MPIWork", "ReceiveWork", "GPUWork", "GPUReceiveWork"}  # the last argument is kept
 ENDS = {"end": 3, "_end": 3, "_run": 4}  # and so it is of these, which have so many
@@ -56,7 +56,7 @@ FIRST = {  # the files of tests, or tests, that notice soonest; then come all ot
     "test_streams::test_synchronize_and_wait_with_a_timeout_block_the_host "
     "test_streams::test_the_gpu_need_not_be_the_current_one test_life",
     "mpi/cuda_aware_backend.py": "test_staged",
-    "native/gpu_path.pxi": "test_streams test_fast_path test_alignment",
+    "native/gpu_path.pxi": "test_streams test_fast_path test_persistent",
     "native/gpu_works.pxi": "test_streams test_life",
     "nccl/async_errors.py": "test_life",
     "nccl/backend.py": "test_overlap test_streams::test_what_nccl_uses_is_kept_without_the_work test_time_limit",
@@ -68,7 +68,7 @@ FIRST = {  # the files of tests, or tests, that notice soonest; then come all ot
 
 
 class Removal(NamedTuple):
-    """A piece of a file, and what stands there instead."""
+    """A piece of a file, and its replacement."""
 
     file: Path
     line: int
@@ -113,7 +113,7 @@ def build(folder: Path) -> None:
 
 
 def without(node: ast.AST, text: str) -> str | None:
-    """Return what stands in the place of a piece that orders something without it; None if it is none of these."""
+    """Return the replacement of a piece that orders something; None if it is none of these."""
     match node:
         case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name), args=arguments)) if {
             name,
@@ -148,7 +148,7 @@ def name_of(node: ast.expr) -> str:
 
 
 def place(node: ast.AST, text: str) -> tuple[int, int]:
-    """Return where a piece is."""
+    """Return the place of a piece."""
     starts = [0]
     for line in text.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
@@ -191,7 +191,7 @@ def noticed(folder: Path, tests: list[str], longest: int, on_bindings: bool = Fa
 
 
 def tried(removal: Removal, folder: Path) -> str | None:
-    """Say what notices that a piece is missing in the copy in a folder."""
+    """Return the test that notices that a piece is missing in the copy in a folder."""
     text = removal.file.read_text()
     copy = folder / removal.file.relative_to(ROOT)
     copy.write_text(text[: removal.start] + removal.instead + text[removal.end :])

@@ -446,11 +446,11 @@ def arrays_of_numba() -> None:
     np.testing.assert_array_equal(array.copy_to_host(), 2 * np.arange(4.0))
 
 
-# -- what gpu-first asks ---------------------------------------------------------------------------------------------
+# -- the questions of gpu-first --------------------------------------------------------------------------------------
 
 
 def place() -> None:
-    """Say what the checks run on."""
+    """Print the machine on which the checks run."""
     print(gpus.mode())
 
 
@@ -460,7 +460,7 @@ def checks() -> None:
 
 
 def ground() -> None:
-    """Say what the machine is."""
+    """Describe the machine."""
     print(gpus.mode())
     for command in (["nvidia-smi"], ["df", "-h", "/dev/shm"], [sys.executable, "-m", "hpccomm", "info", "--gpu"]):
         if shutil.which(command[0]):
@@ -487,7 +487,7 @@ def crashes() -> None:
 
 
 def main() -> None:
-    """Do what the only argument names."""
+    """Run the check that the only argument names."""
     if not gpus.is_real():
         os.environ["HPCCOMM_GPU_PROVIDER"] = gpus.PROVIDER
     others = {"place": place, "checks": checks, "ground": ground, "hangs": hangs, "fails": fails, "crashes": crashes}

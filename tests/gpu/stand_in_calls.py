@@ -1,4 +1,4 @@
-"""The stand-in as C functions: what compiled code calls is handed to the stand-in's Python methods.
+"""The stand-in as C functions: they hand the calls of compiled code to the stand-in's Python methods.
 
 An exception can't pass through C: a function returns an error code then, and `raised` returns the exception.
 """
@@ -25,7 +25,7 @@ NCCL = {
     "ncclRecv": ("recv", 6),
 }  # fmt: skip
 _raised: list[Exception] = []
-_kept: list[Any] = []  # what C has
+_kept: list[Any] = []  # those that C has
 
 
 def raised() -> Exception:

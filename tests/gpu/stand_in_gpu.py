@@ -5,11 +5,11 @@ which can be made without a driver. NCCL's messages go over MPI, on communicator
 once, when it is called; so that a missing wait is found all the same, every access to memory is noted with the stream
 it is on, and two that are not ordered (by one stream, by an event that the other stream waits for, or by the host
 having waited) are a race: `Machine.races` lists them, and the tests fail if there are any. This is the happens-before
-relation, with a vector clock for each stream. The host's reads and writes of its own memory can't be seen: what is
-copied to the host comes there when the host has waited for it, and is rubbish before; what is copied from the host must
-be unchanged, and still there, by then.
+relation, with a vector clock for each stream. The host's reads and writes of its own memory can't be seen. So data that
+are copied to the host arrive when the host has waited for them, with rubbish there before; data that are copied from
+the host must be unchanged, and still there, by then.
 
-What is put on a stream that is being captured is noted instead, and done when the graph is launched.
+Work on a stream that is being captured is noted instead, and done when the graph is launched.
 """
 
 from __future__ import annotations
@@ -87,17 +87,17 @@ class Copy:
 
     stream: int
     time: int
-    memory: weakref.ref[np.ndarray]  # what has to be kept until then
+    memory: weakref.ref[np.ndarray]  # which has to be kept until then
     start: int
     values: bytes
     arrives: bool
 
     def is_before(self, clock: Clock) -> bool:
-        """Say whether what has this clock knows that the copy is done."""
+        """Return True if the owner of this clock knows that the copy is done."""
         return clock.get(self.stream, 0) >= self.time
 
     def end(self) -> str | None:
-        """Let the host see the result; return what is wrong."""
+        """Let the host see the result; return the error, if there is one."""
         if self.memory() is None:
             return "host memory was dropped before the copy to or from it was done"
         memory = MPI.buffer.fromaddress(self.start, len(self.values))
@@ -117,7 +117,7 @@ class Event:
 
 
 class Graph:
-    """What has been captured: the actions, and the order between the streams that are part of it."""
+    """A capture: the actions, and the order between the streams that are part of it."""
 
     def __init__(self, machine: Machine, origin: int) -> None:
         self._machine = machine
@@ -134,7 +134,7 @@ class Graph:
         self.add(stream)
 
     def add(self, stream: int, *actions: Callable[[], Any]) -> None:
-        """Add what has been put on a stream."""
+        """Add work that has been put on a stream."""
         self._clocks[stream][stream] = self._clocks[stream].get(stream, 0) + 1
         self._actions.extend(actions)
 
@@ -160,7 +160,7 @@ class Graph:
                 raise CUDAError("cudaErrorStreamCaptureUnjoined: the capture was not joined to the original stream")
 
     def launch(self, stream: int) -> None:
-        """Do everything, behind what has been put on a stream, and before what follows there."""
+        """Do everything, behind the earlier work on a stream, and before the later work."""
         machine = self._machine
         with machine.lock:
             machine.launched = {each: next(machine.numbers) for each in self._clocks}
@@ -220,8 +220,8 @@ class Machine:
         self.accesses: list[Access] = []
         self.copies: list[Copy] = []
         self._races: list[str] = []
-        # Memory and the stream that may use it again; what hpccomm has allocated is not used again for a while, so that
-        # what still uses it is seen.
+        # Memory and the stream that may use it again. Memory that hpccomm has allocated is not used again for a while,
+        # so that a late use is seen.
         self._dropped: deque[tuple[int, int, int, np.ndarray | None]] = deque()
         self._freed = Freed()
         self.calls: list[str] = []  # the functions of the seam, in the order of their calls
@@ -266,11 +266,11 @@ class Machine:
             self._note(stream, what, reads, writes)
 
     def clock(self, stream: int) -> Clock:
-        """Return what a stream knows of."""
+        """Return the clock of a stream."""
         return self.streams[self.launched.get(stream, stream)]
 
     def captures(self, stream: int, action: Callable[[], Any]) -> bool:
-        """Say whether the stream is being captured, and take note of what is put on it if so."""
+        """Return True if the stream is being captured, and note the action if so."""
         graph = self.capturing.get(stream)
         if graph is not None:
             graph.add(stream, action)
@@ -285,7 +285,7 @@ class Machine:
         self.refuse_capturing(stream)
         clock = self.clock(stream)
         stream = self.launched.get(stream, stream)
-        _merge(clock, self.host)  # the host launches it, knowing what it knows
+        _merge(clock, self.host)  # the host launches it, with all that it knows
         self._receive(clock)
         clock[stream] = clock.get(stream, 0) + 1
         for ranges, is_write in ((reads, False), (writes, True)):
@@ -310,13 +310,13 @@ class Machine:
 
     @property
     def races(self) -> list[str]:
-        """What has been found, up to now."""
+        """The races found up to now."""
         with self.lock:
             self._settle()
             return self._races
 
     def finds(self, race: str) -> None:
-        """Note what is wrong, which fails the test without keeping the ranks apart."""
+        """Note a race, which fails the test; all ranks go on alike."""
         with self.lock:
             self._races.append(race)
 
@@ -326,7 +326,7 @@ class Machine:
 
     def _access(self, access: Access, clock: Clock) -> None:
         start, end = access.start, access.end
-        superseded = set()  # nothing can race with what is ordered before a write of all of it
+        superseded = set()  # nothing can race with an access that is ordered before a write of all its memory
         for earlier in [each for each in self.accesses if each.start < end and start < each.end]:
             ordered = clock.get(earlier.stream, 0) >= earlier.time
             if not ordered and (access.writes or earlier.writes):
@@ -341,7 +341,7 @@ class Machine:
         self.accesses.append(access)
 
     def _receive(self, clock: Clock) -> None:
-        """Wait for the messages that come before what this clock stands for."""
+        """Wait for the messages that come before this clock."""
         for message in [each for each in self.messages if clock.get(each.stream, 0) >= each.time]:
             message.request.Wait()
             message.deliver()
@@ -353,7 +353,7 @@ class Machine:
             return all(each.request.Test() for each in self.messages if clock.get(each.stream, 0) >= each.time)
 
     def host_waits(self, clock: Clock) -> None:
-        """Let the host know of what has passed by this clock."""
+        """Let the host know all that has passed by this clock."""
         with self.lock:
             self._settle()
             self._receive(clock)
@@ -368,7 +368,7 @@ class Machine:
     # -- the host
 
     def copy_to_host(self, host: np.ndarray, source: int, stream: int) -> None:
-        """Copy from the GPU: what the host finds in its memory before it has waited is rubbish."""
+        """Copy from the GPU: before the host has waited, its memory holds rubbish."""
         self.runs(stream, "a copy to the host", ((source, source + host.nbytes),), (host_extent(host),))
         self._begin_copy(host, bytes(on_gpu(source, host.nbytes)), stream, arrives=True)
         host.reshape(-1).view(np.uint8)[...] = RUBBISH
@@ -384,7 +384,7 @@ class Machine:
         with self.lock:
             clock = self.clock(stream)
             stream = self.launched.get(stream, stream)
-            # What is before this one, the GPU has done by now, and the host may not have waited for it.
+            # The GPU has done all earlier work by now, and the host may not have waited for it.
             self._end_copies(
                 lambda copy: copy.start < end and start < copy.start + len(copy.values) and copy.is_before(clock)
             )
@@ -399,10 +399,10 @@ class Machine:
         self._races += filter(None, [copy.end() for copy in ended])
 
     def host_uses(self, what: str, reads: tuple[Any, ...] = (), writes: tuple[Any, ...] = ()) -> Callable[[], None]:
-        """Note that the host now uses these ranges of the GPU's memory, until what is returned is called."""
+        """Note that the host now uses these ranges of the GPU's memory, until it calls the returned function."""
         with self.lock:
             self._settle()
-            number = next(self.numbers)  # what follows on a stream does not know of the end before the host does
+            number = next(self.numbers)  # later work on a stream does not know of the end before the host does
             own = {number: 1}
             for ranges, is_write in ((reads, False), (writes, True)):
                 for start, end in ranges:
@@ -432,7 +432,7 @@ class Machine:
         return cupy.ndarray(like.shape, like.dtype, cupy.cuda.MemoryPointer(block, offset), strides=like.strides)
 
     def allocated(self, shape: tuple[int, ...], dtype: Any, device: int, stream: int) -> Any:
-        """Return an array whose memory, once dropped, may be used again by what follows on `stream`."""
+        """Return an array whose memory, once dropped, may be used again by later work on `stream`."""
         self.refuse_capturing(stream)  # the next launch would find it in use
         _end_captures("memory is allocated")
         like = np.empty(shape, dtype)
@@ -445,7 +445,7 @@ class Machine:
         return self._array_in(memory, like, 0, device)
 
     def _watch(self, memory: np.ndarray, stream: int, kept: np.ndarray | None = None) -> None:
-        """Note when memory is dropped: from then on it may be used by what follows on `stream`."""
+        """Note when memory is dropped: from then on later work on `stream` may use it."""
         low = MEMORY.address_of(memory)
         weakref.finalize(memory, self._dropped.append, (low, low + memory.nbytes, stream, kept))
 
@@ -474,7 +474,7 @@ def as_numpy(array: Any) -> np.ndarray:
 
 
 class CUDAError(Exception):
-    """What the imitated CUDA raises."""
+    """An error of the imitated CUDA."""
 
 
 def on_gpu(address: int, nbytes: int) -> MPI.buffer:
@@ -526,7 +526,7 @@ def _load(operation: str, numbers: object, *arrays: Any) -> None:
 
 
 def _dimensions_of(strided: list[Any]) -> int:
-    """Return how many dimensions are left of arrays of one shape, where CuPy joins what it can join in all of them."""
+    """Return how many dimensions are left of arrays of one shape when CuPy has joined those that it can join in all."""
     lengths = strided[0].shape if strided else ()
     axes = [axis for axis, length in enumerate(lengths) if length != 1]
     apart = [
@@ -537,7 +537,7 @@ def _dimensions_of(strided: list[Any]) -> int:
 
 
 def _end_captures(what: str) -> None:
-    """Note what ends the captures that are under way, as PyTorch's are, unless the thread may do it then.
+    """Note a call that ends the captures under way, PyTorch's for example, unless the thread may make it.
 
     CUDA's documentation of cudaThreadExchangeStreamCaptureMode, "potentially unsafe API calls".
     """

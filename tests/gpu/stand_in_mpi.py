@@ -1,4 +1,4 @@
-"""The stand-in's MPI: a communicator that takes GPU arrays, and looks at what its calls read and write."""
+"""The stand-in's MPI: a communicator that takes GPU arrays, and checks the reads and writes of its calls."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ REDUCE = {SUM: np.add, PROD: np.multiply, MAX: np.maximum, MIN: np.minimum, AVG:
 
 
 class NCCLError(Exception):
-    """What the imitated NCCL raises."""
+    """An error of the imitated NCCL."""
 
 
 def group_start() -> None:
@@ -124,7 +124,7 @@ def _in_a_thread(job: Job) -> Job:
 
 
 def _meeting(function: str, arguments: tuple[int, ...]) -> tuple[str, int]:
-    """Return for what, and with whom, a call's ranks have to be connected.
+    """Return the connections that a call needs: their purpose, and the ranks.
 
     Each algorithm of collectives has connections of its own, made when NCCL chooses it first (`initAlgoChannels` in its
     src/enqueue.cc). Which algorithm it is for which size is made up here.
@@ -174,11 +174,11 @@ class Communicator:
         self.state = "in use"
         self.is_finalized = False
         self.job: Job | None = None
-        self.met: set[tuple[str, int]] = set()  # whom, and for what
+        self.met: set[tuple[str, int]] = set()  # the rank, and the purpose
         self.posted: list[Message] = []  # of the group that is being run
-        self.uses: list[tuple[str, int, int, bool]] = []  # in that group: what, from where to where, whether it writes
+        self.uses: list[tuple[str, int, int, bool]] = []  # in that group: call, start, end, whether it writes
         self.streams: set[int] = set()  # that it has been used on
-        self.windows: dict[int, tuple[int, int]] = {}  # from where to where
+        self.windows: dict[int, tuple[int, int]] = {}  # start and end
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         """Return one of NCCL's calls: `_all_reduce` does it, now or at the end of the group."""
@@ -270,7 +270,7 @@ class Communicator:
     def _runs(self, stream: int, what: str, read: Any = None, written: Any = None, in_place: int | None = None) -> None:
         """Note the memory that a call uses; NCCL does the calls of one group in any order, and all at once.
 
-        Those of a collective may overlap if what is read is what is written, or lies `in_place` bytes behind its start.
+        Those of a collective may overlap if the input is the output, or begins `in_place` bytes behind its start.
         """
         MACHINE.runs(stream, what, (read,) if read else (), (written,) if written else ())
         mine = [(what, *each, each is written) for each in (read, written) if each and each[0] < each[1]]
@@ -429,7 +429,7 @@ class Communicator:
         self._end("aborted")
 
     def _end(self, state: str) -> None:
-        """End what is in flight."""
+        """End all calls in flight."""
         with MACHINE.lock:
             MACHINE.accesses.clear()
             MACHINE.messages = [each for each in MACHINE.messages if each.comm is not self]
@@ -442,7 +442,7 @@ class Communicator:
         self.free()
 
     def finalize(self) -> Job:
-        """Wait until what is in flight has ended on every rank."""
+        """Wait until all calls in flight have ended on every rank."""
         while MACHINE.held or not all(each.request.Test() for each in MACHINE.messages if each.comm is self):
             yield
         yield from self._everybody()

@@ -1,4 +1,4 @@
-"""Which GPU a rank takes: a table of what ranks see under the launchers' options."""
+"""The GPU that a rank takes: a table of the GPUs that ranks see under the launchers' options."""
 
 from __future__ import annotations
 

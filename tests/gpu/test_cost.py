@@ -1,4 +1,4 @@
-"""What an operation costs: every function of CUDA and NCCL that it calls, in order. One more is a failed test."""
+"""The cost of an operation: every function of CUDA and NCCL that it calls, in order. One more fails a test."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def calls(array: Any, machine: Any, monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 
 def taken(calls: Calls) -> Calls:
-    """Return what has been called since the last time."""
+    """Return the calls since the last time."""
     found = calls.copy()
     calls.clear()
     return found

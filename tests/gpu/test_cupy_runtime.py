@@ -22,7 +22,7 @@ def runtime() -> cupy_runtime.Runtime:
 
 
 def test_a_stream_of_somebody_else_is_taken_without_a_warning() -> None:
-    with pytest.warns(DeprecationWarning, match="from_external"):  # what CuPy's older way gives
+    with pytest.warns(DeprecationWarning, match="from_external"):  # CuPy's older way
         cupy.cuda.ExternalStream(1, 0)
     stream = cupy_runtime._stream(0x1234)
     assert stream.ptr == 0x1234

@@ -1,4 +1,4 @@
-"""The fast path of GPU arrays: what it takes, what it leaves to the long way, and that both are one operation."""
+"""The fast path of GPU arrays: it accepts some calls, leaves others to plans, and both make the same operation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 import hpccomm as hc
 from hpccomm.core import arrays as core_arrays
-from hpccomm.debug.stacks import PACKAGE
+from hpccomm.debug.groups_seen import PACKAGE
 from hpccomm.native import fastpath
 from hpccomm.nccl import types
 from hpccomm.nccl.connection import Connection
@@ -54,7 +54,7 @@ NAMES = ["all_reduce", "broadcast", "reduce", "all_gather_single", "reduce_scatt
 
 
 def results(group: hc.ProcessGroup, name: str, on: Arrays) -> None:
-    """Check what is in the arrays after one operation on new ones."""
+    """Check the arrays after one operation on new ones."""
     n, last = group.size, group.size - 1
     ranks = np.arange(1, n + 1)
     expected = {
@@ -71,7 +71,7 @@ def results(group: hc.ProcessGroup, name: str, on: Arrays) -> None:
 
 @pytest.fixture
 def plans(process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """What is planned, after every operation has met its dtypes: the long way plans, the fast path does not."""
+    """The plans made after every operation has met its dtypes: the fast path makes none."""
     for name, operation in operations(process_group).items():
         on = Arrays(process_group)
         operation(on)
@@ -87,7 +87,7 @@ def plans(process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> li
     return planned
 
 
-# ... and what `hm.Comm` puts in the place of MPI.Request, which the stand-in for NCCL waits by
+# ... and the class by which `hm.Comm` replaces MPI.Request, with which the stand-in for NCCL waits
 PROVIDERS = re.compile(r"/cuda/cupy_\w+\.py$|/nccl/(\w+_nccl|libnccl)\.py$|/mpi4py/requests\.py$")
 
 
@@ -101,7 +101,7 @@ def hpccomms_functions(call: Callable[[], Any]) -> list[str]:
             entered.append(code.co_name)
 
     gc.collect()
-    gc.disable()  # what it calls for groups that are gone is not the operation's
+    gc.disable()  # its calls for groups that are gone are not the operation's
     sys.setprofile(note)
     try:
         call()
@@ -218,7 +218,7 @@ def test_what_the_checks_refuse_is_refused(process_group: hc.ProcessGroup, plans
         process_group.sendrecv(on.one, 0, on.other, 0, tag=3)
     with pytest.raises(ValueError, match="output and input are on cuda and cpu"):
         process_group.all_gather_single(on.all, np.ones(4, np.float32))
-    # what only the transport refuses has begun
+    # a call that only the transport refuses has begun
     assert (process_group.sequence_number, process_group.message_number) == (number[0], number[1] + 1)
     operations(process_group)["all_reduce"](on)
     results(process_group, "all_reduce", on)
@@ -348,7 +348,7 @@ def test_a_work_that_has_ended_stays_so_when_a_later_one_has_not(process_group: 
     on = Arrays(process_group)
     first = hc.all_reduce(on.one, async_op=True)
     first.wait()
-    hc.all_reduce(on.all, async_op=True)  # keeps its array, so the next one lets go of what has ended
+    hc.all_reduce(on.all, async_op=True)  # keeps its array: the next one lets go of ended ones
     second = hc.all_reduce(on.all, async_op=True)
     machine.held = True
     second.wait()

@@ -1,4 +1,4 @@
-"""tools/gpu-first, rehearsed on the stand-in: the summary says what happened to each step, and no process is left."""
+"""tools/gpu-first, rehearsed on the stand-in: the summary has the outcome of each step, and no process is left."""
 
 from __future__ import annotations
 

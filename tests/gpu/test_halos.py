@@ -13,7 +13,7 @@ from mpi4py import MPI
 import hpccomm as hc
 from hpccomm.cuda import seam
 
-from ..arrays import LAYOUTS
+from ..arrays import LAYOUTS, strided, uneven, uneven_backwards
 from . import gpus
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
@@ -49,7 +49,7 @@ def test_as_on_the_host(grids: list[hc.Grid], corners: bool) -> None:
             product((hc.halo_exchange, hc.halo_accumulate), (False, True)),
         ):
             on_host = blocks(grid, salt)
-            on_gpu = [gpus.array(block) for block in on_host]
+            on_gpu = list(map(gpus.array, on_host, (strided, uneven, uneven_backwards)))
             call(on_host, grid, **options)
             work = call(on_gpu, grid, **options, async_op=async_op)
             if work is not None:
@@ -116,7 +116,7 @@ def around(grid: hc.Grid, corners: bool) -> set[int | None]:
 def test_redistributions(grids: list[hc.Grid], form: str) -> None:
     """From slabs to pencils with ghosts, for two channels; the inputs are of several layouts."""
     whole = np.arange(2 * 3 * SIZE * 12).reshape(2, 3 * SIZE, 12)
-    for grid, layout in product(grids, LAYOUTS):
+    for grid, layout in product(grids, [*LAYOUTS, uneven, uneven_backwards]):
         n, me = grid.size, grid.rank
         rows, columns = hc.block_slice(3 * SIZE, n, me), hc.block_slice(12, n, me)
         columns = slice(max(0, columns.start - 1), min(12, columns.stop + 2))
@@ -204,11 +204,11 @@ def test_one_message_for_each_neighbour_and_one_group_of_calls(
 def test_many_parts_go_in_one_message(process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     me, size = process_group.rank, process_group.size
     backend = process_group.dispatcher.backends["cuda"]
-    sent = [gpus.array(np.full(1, 1000.0 * me + i)) for i in range(700)]
+    sent = [gpus.array(np.full(1, 1000.0 * me + i)) for i in range(70)]
     received = [gpus.array(np.zeros(1)) for _ in sent]
     sends, receives = [((me + 1) % size, each) for each in sent], [((me - 1) % size, each) for each in received]
     backend.exchange(sends, receives, False, False)
-    assert [float(gpus.values(each)[0]) for each in received] == [1000.0 * ((me - 1) % size) + i for i in range(700)]
+    assert [float(gpus.values(each)[0]) for each in received] == [1000.0 * ((me - 1) % size) + i for i in range(70)]
     if process_group.config.device_map["cuda"] == "nccl" and size > 1:
         monkeypatch.setattr("hpccomm.nccl.backend.MOST_CALLS", 1)
         with pytest.raises(hc.UnsupportedOperationError, match=r"with 1 ranks; NCCL takes 1 messages at once"):

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.skipif(not gpus.is_real() and not build.is_available(),
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 K, M = 1 << 10, 1 << 20
 SUM = hc.ReduceOp.SUM
+needs_two = pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
 
 
 # -- the choice --------------------------------------------------------------------------------------
@@ -60,6 +61,14 @@ def test_choice(nbytes: int, dtype: str, op: Any, by_host: bool, expected: str |
 # -- the operation -----------------------------------------------------------------------------------
 
 
+def summed_ones() -> Any:
+    """Return an array of ones after an all_reduce, whose result is right."""
+    array = gpus.array(np.ones(4, np.float32))
+    hc.all_reduce(array)
+    assert_same(gpus.values(array), np.full(4, SIZE, np.float32))
+    return array
+
+
 @pytest.fixture(params=["1", "host"])
 def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[hc.ProcessGroup]:
     if gpus.is_shared() and request.param == "1":
@@ -77,8 +86,13 @@ def expected_sum(contributions: list[Any]) -> Any:
     return total.astype(contributions[0].dtype)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("nbytes", [16, 48, 4096, 256 * K, 256 * K + 16, 512 * K])
+@pytest.mark.parametrize(
+    ("nbytes", "dtype"),
+    [
+        *((nbytes, np.float32) for nbytes in (16, 48, 4096, 256 * K, 256 * K + 16, 512 * K)),
+        *((nbytes, dtype) for nbytes in (48, 256 * K + 16) for dtype in (np.float16, ml_dtypes.bfloat16)),
+    ],
+)
 def test_sums_are_those_of_float32_in_the_order_of_the_ranks(world: hc.ProcessGroup, nbytes: int, dtype: Any) -> None:
     count = nbytes // np.dtype(dtype).itemsize
     for call, (layout, async_op) in enumerate(itertools.product((contiguous, strided, backwards), (False, True))):
@@ -97,7 +111,7 @@ def test_an_address_that_is_not_aligned_on_some_ranks(world: hc.ProcessGroup) ->
     assert_same(gpus.values(array), np.full(996, sum(range(1, SIZE + 1)), np.float32))
 
 
-@pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
+@needs_two
 @pytest.mark.several_gpus
 def test_the_gpu_of_the_array_need_not_be_the_current_one(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPCCOMM_INTRA_NODE", "host")
@@ -117,7 +131,7 @@ def test_which_calls_are_made(world: hc.ProcessGroup, machine: Any) -> None:
     assert [call for call in machine.calls if call in ("one_shot", "two_shot", "all_reduce")] == expected
 
 
-@pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
+@needs_two
 def test_a_group_of_one_of_ranks_that_share_a_gpu_has_nccl(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.identities = {gpus.own(): "the same"}
     monkeypatch.setenv("HPCCOMM_INTRA_NODE", "host")
@@ -130,7 +144,7 @@ def test_a_group_of_one_of_ranks_that_share_a_gpu_has_nccl(machine: Any, monkeyp
         assert_same(gpus.values(array), np.full(4, SIZE, np.float32))
 
 
-@pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
+@needs_two
 def test_where_one_rank_can_not_compile_the_kernels_all_leave_it_to_nccl(
     machine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,7 +161,7 @@ def test_where_one_rank_can_not_compile_the_kernels_all_leave_it_to_nccl(
         assert_same(gpus.values(array), np.full(4, SIZE, np.float32))
 
 
-@pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
+@needs_two
 def test_in_a_capture_it_is_refused(world: hc.ProcessGroup) -> None:
     array = gpus.array(np.ones(4, np.float32))
     hc.all_reduce(array)
@@ -164,7 +178,7 @@ def test_groups_of_their_own(world: hc.ProcessGroup) -> None:
     assert_same(gpus.values(array), np.full(8, sum(half.ranks), np.float32))
 
 
-@pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
+@needs_two
 @pytest.mark.parametrize(("first", "second"), [(False, False), (False, True), (True, False)])
 def test_operations_on_several_streams_take_turns_at_the_buffers(
     machine: Any, monkeypatch: pytest.MonkeyPatch, first: bool, second: bool
@@ -191,7 +205,7 @@ def test_operations_on_several_streams_take_turns_at_the_buffers(
         machine.accesses.clear()
 
 
-@pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
+@needs_two
 def test_what_it_uses_is_kept_without_the_work(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPCCOMM_INTRA_NODE", "1")
     with hc.init_process_group() as group:
@@ -204,7 +218,7 @@ def test_what_it_uses_is_kept_without_the_work(machine: Any, monkeypatch: pytest
         assert not machine.races  # the memory would have been used again
 
 
-@pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
+@needs_two
 def test_destroy_waits_for_what_is_on_a_stream_of_the_program(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL, which waits for its own kernels, does not know of it."""
     monkeypatch.setenv("HPCCOMM_INTRA_NODE", "1")
@@ -219,21 +233,17 @@ def test_memory_that_can_not_be_opened(machine: Any, monkeypatch: pytest.MonkeyP
     machine.blind = RANK == 0
     monkeypatch.setenv("HPCCOMM_INTRA_NODE", "1")
     with hc.init_process_group():
-        array = gpus.array(np.ones(4, np.float32))
-        hc.all_reduce(array)
-        assert_same(gpus.values(array), np.full(4, SIZE, np.float32))
+        summed_ones()
         assert "all_reduce" in machine.calls  # NCCL's
 
 
-@pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
+@needs_two
 def test_ranks_that_share_a_gpu_can_sum_by_way_of_the_host(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.identities = {gpus.own(): "the same"}
     machine.version = 22703
     monkeypatch.setenv("HPCCOMM_INTRA_NODE", "host")
     with hc.init_process_group() as group:
-        array = gpus.array(np.ones(4, np.float32))
-        hc.all_reduce(array)
-        assert_same(gpus.values(array), np.full(4, SIZE, np.float32))
+        array = summed_ones()
         with pytest.raises(hc.DistBackendError, match=r"broadcast needs NCCL; .* have the same GPU"):
             hc.broadcast(array, 0)
         half = hc.new_group([0, 1])
@@ -252,16 +262,14 @@ def test_where_ranks_share_a_gpu_kernels_do_not_wait_for_each_other(
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
     monkeypatch.setenv("HPCCOMM_INTRA_NODE", intra_node)
     with hc.init_process_group():
-        array = gpus.array(np.ones(4, np.float32))
-        hc.all_reduce(array)
-        assert_same(gpus.values(array), np.full(4, SIZE, np.float32))
+        summed_ones()
     by = "one_shot" if SIZE > 1 and intra_node == "host" else "all_reduce"
     assert {"one_shot", "all_reduce"} & {*machine.calls} == {by}
 
 
-@pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
+@needs_two
 def test_memory_that_reads_wrong_is_not_used(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A handle opens, but what is read behind it is not what the other rank has written."""
+    """A handle opens, but to other memory than that of the other rank."""
     from .stand_in import MEMORY, Runtime
 
     opens = Runtime.open_ipc
@@ -278,15 +286,13 @@ def test_memory_that_reads_wrong_is_not_used(machine: Any, monkeypatch: pytest.M
         monkeypatch.setattr(Runtime, "open_ipc", open_something_else)
     monkeypatch.setenv("HPCCOMM_INTRA_NODE", "1")
     with hc.init_process_group():
-        array = gpus.array(np.ones(4, np.float32))
-        hc.all_reduce(array)
-        assert_same(gpus.values(array), np.full(4, SIZE, np.float32))
+        summed_ones()
         assert "all_reduce" in machine.calls  # NCCL's
-        assert len(machine.shared) == (1 if RANK == 0 else SIZE)  # what reads wrong is closed
+        assert len(machine.shared) == (1 if RANK == 0 else SIZE)  # memory that reads wrong is closed
     assert not machine.shared
 
 
-@pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
+@needs_two
 def test_no_shared_memory_is_left(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPCCOMM_INTRA_NODE", "1")
     with hc.init_process_group():

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.serial
 
 
 def run_job(ranks: int, job: str, *arguments: str | Path) -> str:
-    """Run a job that has to end well, and return what it printed."""
+    """Run a job that has to succeed, and return its output."""
     environment = {} if gpus.is_real() else IMITATED_GPU
     ended = launch(ranks, sys.executable, f"jobs/{job}.py", *arguments, timeout=gpus.PATIENCE, env=environment)
     assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
@@ -43,7 +43,7 @@ def trained(ranks: int, device: str, folder: Path) -> np.ndarray:
 def test_training_on_gpus_gives_the_weights_of_the_host(tmp_path: Path) -> None:
     expected = trained(1, "cpu", tmp_path)
     assert expected.any()
-    for ranks in numbers_of_ranks():
+    for ranks in numbers_of_ranks()[: None if gpus.is_real() else 1]:
         np.testing.assert_allclose(trained(ranks, "cuda", tmp_path), expected, rtol=0, atol=1e-6)
 
 

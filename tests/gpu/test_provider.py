@@ -1,4 +1,4 @@
-"""The provider made of CuPy and libnccl, as far as it goes without a GPU; and what is said where it is missing."""
+"""The provider made of CuPy and libnccl, as far as it goes without a GPU; and the errors if it is missing."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("process_group")
 
 
 class Matrix:
-    """What hpccomm uses of a cupyx.scipy.sparse matrix, whose own code needs a GPU: entries in GPU arrays."""
+    """The part of a cupyx.scipy.sparse matrix that hpccomm uses, without CuPy's code, which needs a GPU."""
 
     format = "coo"
     ndim = 2

@@ -99,7 +99,7 @@ def test_a_cuda_aware_mpi_gets_the_gpus_memory(machine: Any, monkeypatch: pytest
         assert "to_host" in machine.calls
         assert_same(gpus.values(half), np.full(4, group.size, np.float16))
         array = gpus.array(np.array([1.0, np.nan if group.rank else 2.0]))
-        hc.all_reduce(array, "max")  # MPI may drop what is not a number
+        hc.all_reduce(array, "max")  # MPI may drop a NaN
         np.testing.assert_array_equal(gpus.values(array), [1.0, np.nan if group.size > 1 else 2.0])
 
 
@@ -115,7 +115,7 @@ def test_arrays_that_a_cuda_aware_mpi_uses_live_until_it_is_done(
             backend.recv(gpus.array(np.zeros(1000), layout), (group.rank - 1) % group.size, 0, True),
             backend.send(gpus.array(np.ones(1000), layout), (group.rank + 1) % group.size, 0, True),
         ]
-        kept = [(work._request, work.alive) for work in works]  # what is kept where ranks have failed
+        kept = [(work._request, work.alive) for work in works]  # references that are kept if ranks have failed
         del works
         gc.collect()
         assert not machine.races  # the memory would have been used again
@@ -338,7 +338,7 @@ def test_an_error_in_copying_the_result_of_an_asynchronous_operation_is_told(
 def test_a_thread_works_on_the_gpu_of_the_arrays(
     machine: Any, group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a thread does on GPU 0 makes a context there; and UCX wants that of the buffer."""
+    """A thread's calls on GPU 0 make a context there; and UCX needs that of the buffer."""
     asked: set[int] = set()
     for kind in (MPIWork, ReceiveWork):
 
@@ -359,7 +359,7 @@ def test_a_thread_works_on_the_gpu_of_the_arrays(
     assert machine.contexts == {1}
 
 
-# -- what the host reads and writes ------------------------------------------------------------------
+# -- reads and writes of the host --------------------------------------------------------------------
 
 
 @pytest.mark.once

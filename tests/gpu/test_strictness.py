@@ -118,7 +118,7 @@ def test_kernels_are_loaded_before_a_message_is_waited_for(
     assert {race.split("'")[1] for race in races if " is loaded behind" in race} == ({late} if late else set())
 
 
-# -- what ends the capture of another thread ---------------------------------------------------------
+# -- calls that end the capture of another thread ----------------------------------------------------
 
 
 @pytest.mark.parametrize("forgets", [False, True])

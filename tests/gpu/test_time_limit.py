@@ -87,34 +87,23 @@ def test_a_rank_that_does_not_connect() -> None:
 
 
 @NEEDS_TWO
-@pytest.mark.parametrize("async_op", [False, True])
-def test_a_first_collective_that_one_rank_does_not_make(async_op: bool, machine: Any) -> None:
-    with hc.init_process_group(on_timeout="raise", timeout=60):
-        group = hc.new_group(timeout=2)
-        group.dispatcher.backends["cuda"]._connect(gpus.own())
-        array = gpus.array(np.ones(1))
-        if RANK == 0:
-            with pytest.raises(
-                hc.DistTimeoutError,
-                match=r"all_reduce: NCCL has not connected .* first collective",
-            ):
-                hc.all_reduce(array, group=group, async_op=async_op)
-            assert machine.calls[-1] == "abort"
-            with pytest.raises(hc.DistBackendError, match=r"no end of a call: .*have been ended, and it takes no more"):
-                hc.all_reduce(array, group=group)
-        else:
-            group.dispatcher.backends["cuda"].abort()
-        hc.barrier()
-
-
-@NEEDS_TWO
-def test_a_later_collective_for_which_nccl_connects_again_and_one_rank_does_not_come(machine: Any) -> None:
+@pytest.mark.parametrize(("is_first", "async_op"), [(True, False), (True, True), (False, False)])
+def test_a_collective_for_which_nccl_connects_and_that_one_rank_does_not_make(
+    is_first: bool, async_op: bool, machine: Any
+) -> None:
     with hc.init_process_group(on_timeout="raise", timeout=60):
         group = hc.new_group(timeout=2)
         array = gpus.array(np.ones(1 << 10))
-        hc.all_reduce(array[:1], group=group)
+        if is_first:
+            group.dispatcher.backends["cuda"]._connect(gpus.own())
+        else:
+            hc.all_reduce(array[:1], group=group)  # NCCL connects again for another size
         if RANK == 0:
-            with pytest.raises(hc.DistTimeoutError, match=r"all_reduce: NCCL has not connected the ranks within 2 s"):
+            match = r"all_reduce: NCCL has not connected the ranks within 2 s.* first collective"
+            with pytest.raises(hc.DistTimeoutError, match=match):
+                hc.all_reduce(array, group=group, async_op=async_op)
+            assert machine.calls[-1] == "abort"
+            with pytest.raises(hc.DistBackendError, match=r"no end of a call: .*have been ended, and it takes no more"):
                 hc.all_reduce(array, group=group)
         else:
             group.dispatcher.backends["cuda"].abort()

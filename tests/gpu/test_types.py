@@ -1,4 +1,4 @@
-"""Which dtypes and reductions NCCL has, and what is said about the others."""
+"""The dtypes and reductions that NCCL has, and the errors for the others."""
 
 from __future__ import annotations
 

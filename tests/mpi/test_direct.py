@@ -231,4 +231,4 @@ def test_parts_with_too_many_gaps_are_refused(axes: int) -> None:
     _pieces = pytest.importorskip("hpccomm.native._pieces")
     strides = tuple(4**axis for axis in range(1, axes + 1))
     with pytest.raises(ValueError, match=f"has {axes} axes with gaps between them; at most 32"):
-        _pieces.Pieces([(0, (2,) * axes, 1, strides[::-1], strides[::-1], (0, 0))], [], [])
+        _pieces.Pieces([(0, (2,) * axes, 1, strides[::-1], strides[::-1], (0, 0))], [], [], 0)

@@ -1,14 +1,46 @@
-/* The protocol of node.h with threads as ranks, for ThreadSanitizer and to check every result: node_threads RANKS ROUNDS */
+/* The protocol of node.h with threads as ranks, for ThreadSanitizer and to check every result.
+ *
+ *     node_threads RANKS ROUNDS YIELDS PATIENCE
+ *
+ * YIELDS is -1 (no rank sleeps) or 0. A sleep of PATIENCE seconds is an error: a wake-up was lost.
+ */
+#define _GNU_SOURCE
 #include "halves.h"
 
+#include <dlfcn.h>
+#include <errno.h>
 #include <pthread.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 enum { SLOT = 1024, LARGEST = 5000 /* doubles */, OWN = 200 /* doubles, of an operation in two halves */ };
 
-static int ranks, rounds;
+static int ranks, rounds, yields;
+static struct timespec patience;
+static _Atomic long sleeps, wakes;
 static char *memory, *halves;
+
+/* In the place of the C library's: count sleeps and wakes. In hpccomm a lost wake-up costs a millisecond; here it fails. */
+long syscall(long number, ...)
+{
+    static _Atomic(long (*)(long, ...)) real;
+    va_list rest;
+    va_start(rest, number);
+    void *word = va_arg(rest, void *);
+    int what = va_arg(rest, int);
+    unsigned value = va_arg(rest, unsigned);
+    va_end(rest);
+    if (!real)
+        real = (long (*)(long, ...))dlsym(RTLD_NEXT, "syscall");
+    *(what == FUTEX_WAIT ? &sleeps : &wakes) += 1;
+    long code = real(number, word, what, value, what == FUTEX_WAIT ? &patience : NULL, NULL, 0);
+    if (code < 0 && errno == ETIMEDOUT) {
+        puts("wrong: a wake-up was lost");
+        exit(1);
+    }
+    return code;
+}
 
 static int progress(void *context) /* an error of MPI, once, where `context` asks for it */
 {
@@ -21,7 +53,7 @@ static int progress(void *context) /* an error of MPI, once, where `context` ask
 static Node node_of(int rank, int *error)
 {
     return (Node){.flags = (Flags *)memory, .slots = memory + node_flags_bytes(ranks), .slot = SLOT, .one_phase = 512,
-                  .rank = rank, .ranks = ranks, .looks = 10, .progress = progress, .context = error};
+                  .rank = rank, .ranks = ranks, .looks = 10, .yields = yields, .progress = progress, .context = error};
 }
 
 static double value(int rank, int round, size_t i) { return (double)((rank + 1) * ((int)(i % 97) + round % 13)); }
@@ -212,10 +244,49 @@ static void leave_and_call_again(int operation, size_t size)
     check((int)(intptr_t)code == NODE_DIFFERS, "the other rank", operation);
 }
 
+static int other_rank_comes(void *flags)
+{
+    atomic_store(&((Flags *)flags)->begun, 1);
+    return 0;
+}
+
+/* Without sleepers there is no system call; among sleepers only the last rank, or a broadcast's root, wakes them. */
+static void count_wakes(size_t size)
+{
+    Node nodes[16];
+    char x[8] = {0};
+    memset(memory, 0, size);
+    for (int rank = 0; rank < ranks; rank++) {
+        nodes[rank] = node_of(rank, NULL);
+        nodes[rank].yields = 0;
+    }
+    for (int asleep = 0; asleep < 2; asleep++) {
+        memset(memory, 0, node_flags_bytes(ranks));
+        nodes->flags->sleepers.sleeping = (uint32_t)asleep;
+        for (int rank = 0; rank < ranks; rank++) {
+            wakes = 0;
+            nodes[rank].number = 1;
+            node_show(&nodes[rank], 1, 0, 0);
+            check(wakes == (asleep && rank == ranks - 1), "wakes of the rank", rank);
+        }
+        wakes = 0;
+        check(node_broadcast(&nodes[1], 2, 1, x, sizeof x) == 0, "broadcast", 1);
+        check(wakes == asleep, "wakes of the root", asleep);
+        nodes[1].number = 0;
+    }
+    memset(memory, 0, size);
+    nodes[0].progress = other_rank_comes; /* between the last look and the sleep */
+    nodes[0].context = &nodes[0].flags[1];
+    sleeps = 0;
+    check(node_wait(&nodes[0], &nodes[0].flags[1].begun, 1) == 0 && sleeps == 0, "sleeping although it has come", 1);
+}
+
 int main(int argc, char **argv)
 {
-    if (argc < 3)
+    if (argc < 5)
         return 2;
+    yields = atoi(argv[3]);
+    patience.tv_sec = atoi(argv[4]);
     ranks = atoi(argv[1]);
     rounds = atoi(argv[2]);
     has_avx2 = look_for_avx2() && ranks != 2; /* both loops are run */
@@ -232,6 +303,8 @@ int main(int argc, char **argv)
         pthread_join(threads[rank], NULL);
     for (int operation = 0; ranks == 2 && operation < 4; operation++)
         leave_and_call_again(operation, size);
+    check((sleeps > 0) == (yields >= 0) && (wakes > 0) == (yields >= 0), "sleeps and wakes", 0);
+    count_wakes(size);
     free(memory);
     free(halves);
     puts("right");

@@ -13,24 +13,20 @@ from tests.launch import ROOT, clean_environment, time_limit
 
 pytestmark = pytest.mark.once
 
-HEADERS = [ROOT / "hpccomm" / "native" / name for name in ("node.h", "halves.h")]
+HEADERS = [ROOT / "hpccomm" / "native" / name for name in ("node.h", "halves.h", "sleep.h")]
 PROGRAM = Path(__file__).with_name("node_threads.c")
 COMPILER = shutil.which(os.environ.get("CC", "cc"))
 
 # What a change leaves out, what is in the header, and what the change puts there.
 MUTANTS = {
     "a flag is stored without release": (
-        "begun, n->number, memory_order_release",
-        "begun, n->number, memory_order_relaxed",
+        "FLAG_OF(rank), n->number, memory_order_release",
+        "FLAG_OF(rank), n->number, memory_order_relaxed",
     ),
     "flags are loaded without acquire": ("memory_order_acquire", "memory_order_relaxed"),
-    "the result is shown without release": (
-        "reduced, n->number, memory_order_release",
-        "reduced, n->number, memory_order_relaxed",
-    ),
     "sets are not alternated": ("+ (number & 1)) *", "+ (number & 0)) *"),
     "calls are noted in one place": ("int set = n->number & 1;", "int set = 0;"),
-    "rounds are not compared": ("node_show(n, call, bytes + at)", "node_show(n, call, bytes)"),
+    "rounds are not compared": ("node_show(n, call, bytes + at,", "node_show(n, call, bytes,"),
     "the next set is not waited for": ("if (n->settled < before)", "if (0)"),
     "parts are taken before they are there": (
         "if ((code = node_wait(n, &other->begun, n->number)))\n            return code;",
@@ -45,6 +41,15 @@ MUTANTS = {
         "",
     ),
 }
+
+# The same for ranks that sleep.
+SLEEPING_MUTANTS = {
+    "the last rank wakes nobody": ("atomic_load(FLAG_OF(other)) < n->number", "atomic_load(FLAG_OF(other)) > 0"),
+    "a root wakes nobody": ("node_show(n, call, bytes + at, n->rank == root)", "node_show(n, call, bytes + at, 0)"),
+    "a sleeper does not count itself": ("atomic_fetch_add(&s->sleeping, 1);", ""),
+    "a sleeper does not check again": ("if (atomic_load(flag) < number)\n", ""),
+}
+NEVER = -1  # a rank sleeps
 
 
 def built(folder: Path, sanitizers: str, before: str = "", after: str = "") -> Path:
@@ -63,9 +68,11 @@ def built(folder: Path, sanitizers: str, before: str = "", after: str = "") -> P
     return program
 
 
-def run(program: Path, ranks: int, rounds: int) -> subprocess.CompletedProcess[str]:
+def run(
+    program: Path, ranks: int, rounds: int, yields: int = NEVER, patience: int = 50
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["timeout", str(time_limit(60)), program, str(ranks), str(rounds)],
+        ["timeout", str(time_limit(60)), program, str(ranks), str(rounds), str(yields), str(patience)],
         capture_output=True,
         text=True,
         env={
@@ -79,8 +86,11 @@ def run(program: Path, ranks: int, rounds: int) -> subprocess.CompletedProcess[s
 
 @pytest.mark.parametrize("sanitizers", ["thread", "address,undefined"])
 @pytest.mark.parametrize("ranks", [2, 3, 5])
-def test_nothing_is_read_before_it_is_written(tmp_path: Path, sanitizers: str, ranks: int) -> None:
-    done = run(built(tmp_path, sanitizers), ranks, 1500)
+@pytest.mark.parametrize("yields", [NEVER, 0])
+def test_nothing_is_read_before_it_is_written_and_no_wake_up_is_lost(
+    tmp_path: Path, sanitizers: str, ranks: int, yields: int
+) -> None:
+    done = run(built(tmp_path, sanitizers), ranks, 1500, yields)
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
 
 
@@ -91,3 +101,10 @@ def test_what_is_left_out_is_noticed(tmp_path: Path, mutant: str) -> None:
     ranks = 2 if mutant == "rounds are not compared" else 3
     done = run(built(tmp_path, "thread", before, after), ranks, 3000)
     assert done.returncode == 66 or "wrong:" in done.stdout, (done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize("mutant", SLEEPING_MUTANTS)
+def test_a_lost_wake_up_is_noticed(tmp_path: Path, mutant: str) -> None:
+    before, after = SLEEPING_MUTANTS[mutant]
+    done = run(built(tmp_path, "undefined", before, after), 3, 3000, yields=0, patience=2)
+    assert "wrong:" in done.stdout, (done.returncode, done.stdout, done.stderr)

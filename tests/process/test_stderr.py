@@ -13,7 +13,7 @@ import threading
 import pytest
 
 from hpccomm.process import stderr
-from hpccomm.process.stderr import ERROR, INFO, WARNING, log, tell, tell_verdict
+from hpccomm.process.stderr import ERROR, INFO, WARNING, log, progress, tell, tell_verdict
 
 from ..launch import clean_environment
 
@@ -152,3 +152,13 @@ def test_a_handler_that_blocks_does_not_keep_a_verdict_from_ending_the_job(
         logging.getLogger("hpccomm").removeHandler(handler)
     assert has_come.wait(60)
     assert capsys.readouterr().err == "hpccomm: rank 1 is late\n"
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_progress_is_shown_on_a_terminal_only(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    stream.isatty = lambda: is_terminal  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert list(progress({"a": 1, "b": 2}.items(), "files")) == [("a", 1), ("b", 2)]
+    lines = "\x1b[Kfiles: 0 of 2\r\x1b[Kfiles: 1 of 2\r\x1b[K"
+    assert stream.getvalue() == lines * is_terminal

@@ -71,7 +71,7 @@ def test_what_is_made_of_it_is_watched_too(comm: Any) -> None:
         assert isinstance(each, kind)
         assert type(each) is communicators.WATCHING[kind]
         each.Barrier()
-        assert each._seen.collectives == 1 + (each is made[6])
+        assert each._seen.sequence_number == 1 + (each is made[6])
         assert comm.allgather(each._seen.key).count(each._seen.key) == each.size
     assert len({each._seen.key for each in made}) == len(made)
     assert made[2]._seen.ranks == tuple(range(RANK % 2, SIZE, 2))
@@ -84,7 +84,7 @@ def test_a_duplicate_that_is_made_without_blocking_is_watched(comm: Any) -> None
     made, request = comm.Idup()
     request.Wait()
     made.Barrier()
-    assert (made._seen.collectives, made._seen.ranks) == (1, comm._seen.ranks)
+    assert (made._seen.sequence_number, made._seen.ranks) == (1, comm._seen.ranks)
     assert comm.allgather(made._seen.key).count(made._seen.key) == SIZE
     made.free()
     made.free()
@@ -119,10 +119,10 @@ def test_copies_and_the_predefined_ones_are_freed_as_before(monkeypatch: pytest.
 )
 def test_one_that_is_made_by_whatever_way_is_watched(comm: Any, make: Any) -> None:
     made = make(comm)
-    before = made._seen.collectives
+    before = made._seen.sequence_number
     assert made.allreduce(1) == SIZE
     made.Barrier()
-    assert made._seen.collectives == before + 2
+    assert made._seen.sequence_number == before + 2
     made.Dup().Free()
     made.Free()
 
@@ -150,7 +150,7 @@ def test_intercommunicators(comm: Any) -> None:
     between.Barrier()
     merged = between.Merge(high=RANK % 2 == 1)
     assert merged.allreduce(1) == SIZE
-    assert (between._seen.collectives, merged._seen.collectives) == (2, 1)
+    assert (between._seen.sequence_number, merged._seen.sequence_number) == (2, 1)
     for each in (merged, between, half):
         each.Free()
 
@@ -255,7 +255,7 @@ def test_each_start_of_a_persistent_request_is_a_call(comm: Any) -> None:
     assert isinstance(receive, MPI.Prequest)
     assert isinstance(receive, BASE)
     assert type(receive) == BASE  # noqa: E721
-    assert (requests_in_flight(), comm._seen.messages) == ([], 0)
+    assert (requests_in_flight(), comm._seen.message_number) == ([], 0)
     for turn in range(1, 4):
         sent[:] = turn
         if turn == 2:
@@ -292,7 +292,7 @@ def test_a_persistent_request_has_all_arguments_of_its_call(name: str, monkeypat
     monkeypatch.setattr(communicators, "_persistent", lambda *arguments: made.append(arguments))
     parameters = [each.name for each in communicators._parameters(name)]
     call = communicators._compiled(communicators._kind(name), name, lambda self, *arguments: arguments)
-    call(SimpleNamespace(_seen=SimpleNamespace(collectives=0, names=[])), *parameters)
+    call(SimpleNamespace(_seen=SimpleNamespace(sequence_number=0, names=[])), *parameters)
     ((given, _, named, arguments),) = made
     assert (list(given), named, list(arguments)) == (parameters, name, parameters)
 
@@ -353,6 +353,6 @@ def test_one_over_hpccomms_transports_is_counted_too(comm: Any) -> None:
     made = mine.Split(0)
     assert isinstance(made, hm.Comm)
     made.Barrier()
-    assert made._seen.collectives == 1
+    assert made._seen.sequence_number == 1
     made.Free()
     mine.process_group.destroy()

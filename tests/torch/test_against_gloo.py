@@ -121,7 +121,7 @@ def zero(group: Any) -> list[float]:
 
 
 def zero_with_hook(group: Any) -> list[float]:
-    """With torch's hook nothing is updated in the first two steps; torch refuses it for gloo."""
+    """Torch's hook updates nothing in the first two steps; torch refuses it for gloo."""
     from torch.distributed.algorithms.ddp_comm_hooks.ddp_zero_hook import hook_with_zero_step
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
     from torch.distributed.optim import ZeroRedundancyOptimizer

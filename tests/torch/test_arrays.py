@@ -56,7 +56,7 @@ NO_ARRAYS = {
 
 
 def place(tensor: Any) -> tuple[Any, ...]:
-    """Return where NumPy sees a tensor, as torch itself says it."""
+    """Return the address at which NumPy sees a tensor, by torch's own conversion."""
     array = tensor.detach().numpy()
     return array.ctypes.data, array.dtype, array.shape, array.strides
 

@@ -202,7 +202,7 @@ def test_what_hpccomm_refuses_is_told() -> None:
         dist.all_reduce(torch.ones(2), dist.ReduceOp.BAND)
 
 
-# -- what stands on it -------------------------------------------------------------------------------
+# -- libraries of PyTorch ----------------------------------------------------------------------------
 
 
 def net() -> torch.nn.Module:

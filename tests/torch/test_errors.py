@@ -1,4 +1,4 @@
-"""What goes wrong in hpccomm is raised where torch's programs look."""
+"""Errors in hpccomm are raised at the places where torch's programs look."""
 
 from __future__ import annotations
 

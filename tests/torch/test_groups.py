@@ -54,7 +54,7 @@ def test_subgroups() -> None:
 
 
 def test_split_group() -> None:
-    """Torch's split_group() itself asks for an accelerator; this is what it calls."""
+    """Torch's split_group() itself asks for an accelerator; this is the function that it calls."""
     halves = [list(range(0, SIZE, 2)), list(range(1, SIZE, 2))]
     part = dist.group.WORLD.split_group(halves[RANK % 2], group_name=f"half {RANK % 2}")
     tensor = torch.tensor([float(RANK)])

@@ -1,4 +1,4 @@
-"""What the verdict says of a program of PyTorch that hangs: the lines of the program, not those of torch."""
+"""The verdict on a program of PyTorch that hangs names lines of the program, not of torch."""
 
 from __future__ import annotations
 

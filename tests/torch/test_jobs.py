@@ -20,7 +20,7 @@ JOBS = sorted(path.stem for path in (ROOT / "jobs").glob("torch_*.py"))
 
 
 def run_job(ranks: int, job: str, *arguments: str | Path) -> str:
-    """Run a job that has to end well, and return what it printed."""
+    """Run a job that has to succeed, and return its output."""
     ended = launch(ranks, sys.executable, f"jobs/{job}.py", *arguments, timeout=120)
     assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
     assert ended.stdout.endswith("OK\n")
@@ -85,7 +85,7 @@ def losses_of_one_process(steps: list[int]) -> list[float]:
     return losses
 
 
-# What to break in hpccomm, so that the job loses data and has to notice: the gradients' sums go astray.
+# Defects to plant in hpccomm: the job loses data (the gradients' sums are wrong) and has to notice.
 BREAKAGES = {
     "torch_ddp": """
 whole = ProcessGroup.all_reduce

@@ -8,7 +8,7 @@ import os
 import torch
 
 GRADIENTS = 256 << 10  # bytes: if each step left one behind, a thousand would be 256 MiB
-LIMIT = 16 << 20  # bytes, of the resident memory: what allocators keep for later is less
+LIMIT = 16 << 20  # bytes of resident memory: allocators keep less for later
 
 
 def test_a_thousand_steps_of_ddp_leave_nothing_behind() -> None:

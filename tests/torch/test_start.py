@@ -1,4 +1,4 @@
-"""How a job of torch.distributed begins: what is refused, and what the environment says afterwards."""
+"""The start of a job of torch.distributed: refused arguments, and the environment afterwards."""
 
 from __future__ import annotations
 

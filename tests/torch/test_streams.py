@@ -1,4 +1,4 @@
-"""torch's current CUDA stream is CuPy's while hpccomm works on GPU tensors: what can be known without a GPU."""
+"""torch's current CUDA stream is CuPy's while hpccomm works on GPU tensors: the part that needs no GPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GPU = torch.device("cuda", 1)  # not torch's current one, which is 0
 
 @pytest.fixture
 def happened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every tensor is taken for one on GPU 1; what is made current, in which order, is listed."""
+    """Every tensor is taken for one on GPU 1; the streams that become current are listed in order."""
     happened: list[str] = []
 
     @contextmanager
@@ -117,7 +117,7 @@ def pending(happened: list[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..
 def test_a_future_is_complete_at_once_on_a_stream_that_waits(happened: list[str], pending: Callable[..., Any]) -> None:
     work = pending(OnStream(happened))
     future = work.get_future()
-    assert future.done()  # torch's event of that stream is what is waited for
+    assert future.done()  # the wait is for torch's event of that stream
     assert future.wait() is work._result
     assert happened == ["a stream of GPU 1", *BEFORE, "wait", *AFTER, "no a stream of GPU 1"]
     assert work.get_future() is future

@@ -5,9 +5,10 @@
     python tests/torch/upstream.py BIN RANKS --write        # every test, and the list anew
 
 The tests are those of DistributedTest._DistTestBase. They run one after the other in the processes of one mpiexec;
-where one of them hangs or ends a process, it has failed, and another mpiexec goes on behind it. upstream.txt lists what
-is not applicable (it is not run), what fails, and why; anything else has to pass. A test that PyTorch means for other
-backends only is applicable if its reason is nothing but their name.
+where one of them hangs or ends a process, it has failed, and another mpiexec goes on behind it. upstream.txt lists the
+tests that are not applicable (they are not run), those that fail, and why; all others have to pass.
+
+A test that PyTorch means for other backends only is applicable if its reason is nothing but their name.
 
 VERBOSE=1 shows the tracebacks.
 """
@@ -205,7 +206,7 @@ def listed() -> dict[tuple[str, str], tuple[str, str]]:
 
 
 def write(ranks: str, found: dict[str, tuple[str, str]]) -> None:
-    """List what has not passed on so many ranks; reasons that are there stay, and "not applicable" does."""
+    """List the tests that have not passed on so many ranks; earlier reasons and "not applicable" stay."""
     old = listed()
     rows: dict[tuple[str, str, str], set[str]] = {}
     for (n, name), (outcome, why) in old.items():

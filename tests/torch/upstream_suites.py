@@ -7,7 +7,7 @@ FILE is a path in it; without one, all those that upstream_suites.txt names for 
 backend in an mpiexec of its own; where a test hangs or ends a process, it has failed, and another mpiexec goes on
 behind it. A test is to have the outcome that it has on gloo: passed, skipped or failed.
 
-Each rank does what a process does that PyTorch's test cases start themselves (`MultiProcessTestCase._run`,
+Each rank does the work of a process that PyTorch's test cases start themselves (`MultiProcessTestCase._run`,
 `MultiProcContinuousTest._worker_loop`). Test cases of threads or of one process are left out, and those for another
 number of ranks.
 
@@ -125,7 +125,7 @@ def outcome_of(case: Any, name: str, rank: int, size: int, file: str) -> tuple[s
 
 
 def refusal(case: Any, name: str, size: int) -> tuple[str, str] | None:
-    """Return an outcome, and why, for a test that its process would not begin."""
+    """Return the outcome, and its reason, of a test that its process would not begin."""
     from torch.testing._internal.common_distributed import MultiProcContinuousTest
 
     for marked in (case, getattr(case, name)):
@@ -138,7 +138,7 @@ def refusal(case: Any, name: str, size: int) -> tuple[str, str] | None:
 
 
 def as_worker(case: Any, name: str, rank: int, size: int, file: str) -> list[str]:
-    """Do what PyTorch's own process of this rank does; return what it would have said to the one that started it."""
+    """Do the work of PyTorch's own process of this rank; return its message to the process that started it."""
     import torch.multiprocessing
     from torch.testing._internal.common_distributed import MultiProcContinuousTest, MultiProcessTestCase
 
@@ -189,7 +189,7 @@ def work(backend: str, path: str, names: list[str]) -> None:
 
 
 def settle(world: Any, name: str, outcome: str, why: str) -> None:
-    """Report what the ranks have found; where the others hang behind a failure, end the job."""
+    """Report the ranks' outcomes; if the others hang behind a failure, end the job."""
     import torch.distributed
 
     met, end = world.Ibarrier(), time.monotonic() + NEIGHBOURS
@@ -206,7 +206,7 @@ def settle(world: Any, name: str, outcome: str, why: str) -> None:
     failed = world.bcast(found and sum(each == FAILED for each, _ in found))
     if 0 < failed < world.size:
         time.sleep(1)
-        world.Abort(1)  # what is left of a failed test would trouble the next
+        world.Abort(1)  # leftovers of a failed test would disturb the next
     if failed and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 

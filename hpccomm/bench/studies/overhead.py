@@ -120,7 +120,9 @@ def on_one_rank(session: Session) -> Iterator[Comparison]:
     """Yield the comparisons for one rank; on more ranks, messages go to the right neighbour."""
     yield _benchmark(session, "all_reduce")
     yield _benchmark(session, "all_reduce", "all_reduce, AVG", op="avg")
-    yield _converted(session, "all_reduce, strided", np.float32, _every_other)
+    yield _converted(
+        session, "all_reduce, strided", np.float32, lambda shape, dtype: np.empty((*shape, 2), dtype)[..., 0]
+    )
     yield _converted(session, "all_reduce, float16", np.float16)
     yield _coalesced(session, "all_reduce_coalesced, 3 arrays", 3)
     for name in ("broadcast", "reduce", "all_gather_single"):
@@ -158,15 +160,9 @@ def _case(session: Session, name: str, dtype: Any = np.float64, op: str = "sum")
     return benchmark, case
 
 
-def _by_path(session: Session, call: Callable[[hc.ProcessGroup], Call]) -> dict[str, Any]:
-    """Return the result of `call` for the group of each of hpccomm's paths, by contender."""
-    return {each.name: call(each.group) for each in session.contenders.values() if isinstance(each, HPCComm)}
-
-
-def _by_hpccomm(session: Session, benchmark: Benchmark, case: Case, arrays: Arrays) -> dict[str, Any]:
-    """Return the call of each of hpccomm's paths, by contender."""
-    both = [each for each in session.contenders.values() if isinstance(each, HPCComm)]
-    return {each.name: each.call(benchmark, case, arrays, False) for each in both}
+def _by_path(session: Session, call: Callable[[HPCComm], Call]) -> dict[str, Any]:
+    """Return the result of `call` for each of hpccomm's paths, by contender."""
+    return {each.name: call(each) for each in session.contenders.values() if isinstance(each, HPCComm)}
 
 
 def _benchmark(
@@ -198,11 +194,9 @@ def _converted(session: Session, title: str, dtype: Any, allocate: Any = np.empt
         all_reduce(MPI.IN_PLACE, [copy, MPI.FLOAT], MPI.SUM)
         array[...] = copy
 
-    return Comparison(title, arrays, by_hand, **_by_hpccomm(session, benchmark, case, arrays))
-
-
-def _every_other(shape: tuple[int, ...], dtype: Any) -> Any:
-    return np.empty((*shape, 2), dtype)[..., 0]
+    return Comparison(
+        title, arrays, by_hand, **_by_path(session, lambda each: each.call(benchmark, case, arrays, False))
+    )
 
 
 def _coalesced(session: Session, title: str, pieces: int) -> Comparison:
@@ -227,7 +221,7 @@ def _block(session: Session, title: str) -> Comparison:
             for array in arrays:
                 hc.all_reduce(array, group=group)
 
-    return replace(comparison, **_by_path(session, lambda group: partial(block, group)))
+    return replace(comparison, **_by_path(session, lambda each: partial(block, each.group)))
 
 
 def _future(session: Session, title: str) -> Comparison:
@@ -238,7 +232,7 @@ def _future(session: Session, title: str) -> Comparison:
     def future(group: hc.ProcessGroup) -> None:
         hc.all_reduce(array, group=group, async_op=True).get_future().wait()
 
-    return replace(comparison, **_by_path(session, lambda group: partial(future, group)))
+    return replace(comparison, **_by_path(session, lambda each: partial(future, each.group)))
 
 
 def _awaited(session: Session, title: str) -> Comparison:
@@ -258,7 +252,9 @@ def _awaited(session: Session, title: str) -> Comparison:
         loop.run_until_complete(program(group))
 
     weakref.finalize(awaits, loop.close)
-    return replace(comparison, mpi4py=by_hand, times=AWAITS, **_by_path(session, lambda group: partial(awaits, group)))
+    return replace(
+        comparison, mpi4py=by_hand, times=AWAITS, **_by_path(session, lambda each: partial(awaits, each.group))
+    )
 
 
 def _without_arrays(session: Session) -> Iterator[Comparison]:

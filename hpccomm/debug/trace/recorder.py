@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ...core.backend import FastPath
 from ...core.hooks import Operation, RemovableHandle
 from ...native import fastpath
-from ..groups_seen import everywhere, key_of, ranks_of
+from ..groups_seen import PACKAGE, everywhere, key_of, ranks_of
 from ..records import EPOCH, Record, record_of_operation
 from ..ring import last, line, ring_records
-from ..stacks import PACKAGE
 from .clock import now
 
 if TYPE_CHECKING:
@@ -82,23 +81,13 @@ class TracedGroup:
 
 
 class Recorder:
-    """The last operations of this process.
-
-    Attributes
-    ----------
-    groups : dict
-        The recorded groups, by key: living ones, and those that have records.
-    others : list
-        Sources of other records.
-    size : int
-        The number of operations that are kept.
-    """
+    """The last operations of this process."""
 
     def __init__(self, size: int = SIZE, stack: bool = False) -> None:
         self.stack = stack
-        self.groups: dict[str, TracedGroup] = {}
+        self.groups: dict[str, TracedGroup] = {}  # by key: living ones, and those that have records
         self.others: list[OtherRecords] = []
-        self.size = size
+        self.size = size  # operations that are kept
         self._entries: deque[Record] = deque(maxlen=size)  # operations that passed the dispatcher
         self._places: dict[int, tuple[str, str]] = {}  # operations of fast paths: their groups' keys and names
         self._most = FEW  # with fewer groups, none is removed
@@ -180,9 +169,9 @@ class _GroupHook:
 # -- the program's line ----------------------------------------------------------------------------------------
 
 
-def caller(frame: Any = None) -> tuple[CodeType, int] | None:
+def caller() -> tuple[CodeType, int] | None:
     """Return the code object and the instruction that called hpccomm; `line` formats them."""
-    frame = frame or sys._getframe(1)
+    frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.f_back
     return None if frame is None else (frame.f_code, frame.f_lasti)

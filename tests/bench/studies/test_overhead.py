@@ -1,4 +1,4 @@
-"""The overhead of calls and messages: both contenders do the same work, and what is printed of it."""
+"""The overhead of calls and messages: both contenders do the same work, and the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pairs of a job: who meets whom, and which pairs are called slow."""
+"""The pairs of a job: the rounds in which they meet, and the pairs that are called slow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is called below hpccomm's own provider: functions of libnccl, and of cupy.cuda.runtime."""
+"""The calls below hpccomm's own provider: functions of libnccl, and of cupy.cuda.runtime."""
 
 from __future__ import annotations
 

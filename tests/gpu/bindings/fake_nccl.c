@@ -1,5 +1,5 @@
 /* A libnccl.so.2 that does nothing itself: each function hands its name and its arguments, as 64-bit integers, to a
-   hook, and returns what that returns. So CuPy's own bindings run where there is no NCCL and no GPU. */
+   hook, and returns the hook's result. So CuPy's own bindings run where there is no NCCL and no GPU. */
 #include <stddef.h>
 #include <stdint.h>
 

@@ -40,18 +40,9 @@ from ..stand_in import MACHINE  # noqa: E402
 BELOW = stand_in.NCCL()
 COMMUNICATORS: dict[int, stand_in.Communicator] = {}
 HANDLES = itertools.count(0x1000, 16)
-METHODS = {
-    "ncclAllReduce": "all_reduce",
-    "ncclReduce": "reduce",
-    "ncclBroadcast": "broadcast",
-    "ncclReduceScatter": "reduce_scatter",
-    "ncclAllGather": "all_gather",
-    "ncclAlltoAll": "all_to_all",
-    "ncclSend": "send",
-    "ncclRecv": "recv",
-}
+METHODS = {"ncclAlltoAll": "all_to_all", **{name: method for name, (method, _) in stand_in_calls.NCCL.items()}}
 IN_PROGRESS = libnccl.IN_PROGRESS
-RAISED: list[stand_in.NCCLError] = []  # what the stand-in has raised last: CuPy's exception has only a number
+RAISED: list[stand_in.NCCLError] = []  # the stand-in's errors: CuPy's exception has only a number
 
 
 def handle_of(comm: stand_in.Communicator) -> int:
@@ -66,7 +57,7 @@ def put(address: int, value: int) -> None:
 
 
 def called(name: str, arguments: list[int]) -> int:
-    """Do what a function of libnccl was called for; return its result."""
+    """Do the work of a function of libnccl; return its result code."""
     comm: stand_in.Communicator | None
     if name.endswith("Config") and name != "ncclCommInitRankConfig":
         *arguments, config = arguments
@@ -82,7 +73,7 @@ def called(name: str, arguments: list[int]) -> int:
 
 
 def blocks(config: int) -> bool:
-    """Say what an ncclConfig_t wants."""
+    """Return True if an ncclConfig_t asks for a communicator that blocks."""
     if config == 0:
         return True
     read = libnccl.Config.from_address(config)
@@ -91,7 +82,7 @@ def blocks(config: int) -> bool:
 
 
 def settings_of(config: int) -> dict[str, Any]:
-    """Return what is set in an ncclCollConfig_t."""
+    """Return the fields that are set in an ncclCollConfig_t."""
     read, unset = libnccl.CollConfig.from_address(config), libnccl.CollConfig()
     assert (read.size, read.magic, read.version, read.ext) == (64, 0xCAFEBEEF, 23100, None)
     names = [name for name, _ in libnccl.CollConfig._fields_[4:]]
@@ -232,12 +223,12 @@ def hide_cupys_module() -> None:
 
 
 class NCCL(chosen()):  # type: ignore[misc]
-    """That; what a real library says by itself, a test may set."""
+    """The same, with properties of the library that a test may set."""
 
     def __init__(self) -> None:
         super().__init__()
         assert self.library.last_error() == "the hook has raised"
-        # What the stand-in has said, without the code that CuPy's exception has.
+        # The stand-in's message, without the code that CuPy's exception has.
         self.library.last_error = lambda: str(RAISED[-1]).partition("): ")[2] if RAISED else ""  # type: ignore[method-assign]
 
     @property
@@ -252,7 +243,7 @@ class NCCL(chosen()):  # type: ignore[misc]
 # -- CUDA --------------------------------------------------------------------------------------------
 
 CUDA = stand_in.Runtime()
-HOST_ARRAYS: dict[int, Any] = {}  # what is being copied to or from, by the address that memcpyAsync gets
+HOST_ARRAYS: dict[int, Any] = {}  # the arrays of copies, by the address that memcpyAsync gets
 NAMES = ("stream", "event")
 
 
@@ -333,7 +324,7 @@ class Driver:
 
 
 class Below:
-    """What the functions of cupy.cuda.runtime do: on the stand-in's machine."""
+    """The functions of cupy.cuda.runtime, on the stand-in's machine."""
 
     getDeviceCount = stand_ins("device_count")
     getDevice = stand_ins("current_device")
@@ -451,7 +442,7 @@ class Entered:
 
 
 class CurrentStream:
-    """What cupy.cuda.get_current_stream returns."""
+    """The result of cupy.cuda.get_current_stream."""
 
     def __init__(self, device: int = -1) -> None:
         self.ptr = CUDA.current_stream(device)
@@ -519,7 +510,7 @@ def copies_kernel(unit: int, axes: int, most: int, device: int) -> Callable[...,
 
 
 class Runtime(cupy_runtime.Runtime):
-    """cupy_runtime.Runtime, but for what CuPy's kernels do."""
+    """cupy_runtime.Runtime, without CuPy's kernels."""
 
     def copy_kernels(self, device: int) -> list[int]:
         return CUDA.copy_kernels(device)

@@ -1,7 +1,7 @@
 """A libnccl that does nothing, and as much of CUDA as hpccomm's way there needs: for the host's time, without a GPU.
 
 `nccl.c` is compiled and loaded before CuPy looks for libnccl.so.2, and `provider` goes behind the seam. CuPy's bindings
-and hpccomm's are then called as they are called on a GPU. What hpccomm's calls cost the host is shown by
+and hpccomm's are then called as they are called on a GPU. This shows the host's time for hpccomm's calls:
 
     mpiexec -n 2 python -m tests.gpu.fake_nccl
 """
@@ -27,7 +27,7 @@ SUBSTITUTED = (
 
 
 def install() -> str | None:
-    """Put the fake in the place of CUDA and NCCL in this process; or return why that can't be done."""
+    """Replace CUDA and NCCL by the fake in this process; or return the reason why that can't be done."""
     try:
         library = _load()
     except (OSError, subprocess.SubprocessError) as error:

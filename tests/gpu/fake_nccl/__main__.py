@@ -1,4 +1,4 @@
-"""``hpccomm bench --overhead --device cuda`` over the fake; what follows the name of the module goes to it."""
+"""``hpccomm bench --overhead --device cuda`` over the fake; arguments after the name of the module go to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-/* A libnccl.so.2 that does nothing: each function succeeds at once. What is left of a call is the way there. */
+/* A libnccl.so.2 that does nothing: each function succeeds at once. The rest of a call's time is the way there. */
 #include <stddef.h>
 
 typedef struct { char internal[128]; } ncclUniqueId;

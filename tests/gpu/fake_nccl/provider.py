@@ -1,4 +1,4 @@
-"""What goes behind the seam: hpccomm's own provider, with the functions of CUDA that need a driver replaced."""
+"""The provider behind the seam: hpccomm's own, with the functions of CUDA that need a driver replaced."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def text() -> str:
 
 
 def compiled(source: str, folder: Path, *flags: str | Path, kernels: str = "", name: str = "intra_node") -> Path:
-    """Compile a file of this folder, with this text of the kernels; CalledProcessError shows what is wrong."""
+    """Compile a file of this folder, with this text of the kernels; CalledProcessError has the messages."""
     (folder / f"{name}.inc").write_text(kernels)
     output = folder / source.replace(".cpp", "")
     command = [COMPILER, *FLAGS, f"-I{folder}", "-o", output, HERE / source, *flags]

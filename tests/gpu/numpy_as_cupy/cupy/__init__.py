@@ -17,7 +17,7 @@ __version__ = "14.0.0"
 
 
 class ndarray(np.ndarray):
-    """A NumPy array with what hpccomm looks at in CuPy's."""
+    """A NumPy array with the attributes of CuPy's that hpccomm uses."""
 
     def __new__(cls, shape: Any, dtype: Any = float, memptr: Any = None, strides: Any = None) -> ndarray:
         memory = None if memptr is None else np.asarray(memptr.mem.owner)
