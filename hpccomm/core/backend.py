@@ -43,6 +43,9 @@ class FastPath:
         """Set the group's dispatcher, which identifies errors and follows operations in flight."""
         self.dispatcher = dispatcher
 
+    def open(self, connection: Any, device: str) -> None:
+        """Accept the arrays of a GPU `device` from now on, if it can."""
+
     def with_gpu(self, gpu: FastPath | None) -> FastPath:
         """Return the path that does the operations of this one, and those of `gpu`, if there is one, on GPU arrays."""
         return gpu or self
