@@ -63,6 +63,6 @@ class Meter:
 
 def resident_bytes() -> int:
     """Return the bytes of memory that this process uses; 0 if the system does not say."""
-    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/self/statm", encoding="ascii") as file:
+    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return 0

@@ -93,7 +93,6 @@ OF_MPI4PY = """
 
 
 @pytest.mark.serial
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("program", "by", "labels"),
     [(OF_HPCCOMM, (), ("world", "all_reduce")), (OF_MPI4PY, WATCHED, ("MPI_COMM_WORLD", "Allreduce"))],
