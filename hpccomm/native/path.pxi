@@ -25,7 +25,7 @@ cdef class Path:
     cdef public Py_ssize_t shared_bytes
     cdef dict windows, in_flight
     cdef readonly object dispatcher
-    cdef object usual_op, average, timeout, work_class
+    cdef object usual_op, timeout, work_class
     cdef int usual_place
 
     def __init__(self, comm, int rank, int size, dict windows, Py_ssize_t largest, Py_ssize_t largest_async,
@@ -40,7 +40,8 @@ cdef class Path:
         self.windows = windows
         self.largest = min(largest, LARGEST_COUNT)
         self.largest_async = min(largest_async, LARGEST_COUNT)
-        self.average, self.largest_run = average, min(largest_run, self.largest)
+        self.largest_run = min(largest_run, self.largest)
+        op_numbers[average] = op_numbers[average.name.lower()] = AVERAGE
         self.usual_op, self.usual_place = usual_op, op_numbers[usual_op]
         self.work_class = work_class
         global paths
