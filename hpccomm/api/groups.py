@@ -111,7 +111,7 @@ def new_group(
     name = next_name(group_desc)
     usable("new_group", world)
     if not use_local_synchronization:
-        world.agree_on("new_group", f"ranks {', '.join(map(str, members))}", f"backend {config}")
+        world.agree_on("new_group", f"ranks {', '.join(map(str, members))}", lambda: f"backend {config}")
     created = None
     if failures.is_on() and not use_local_synchronization:
         created = _split_off(world, members)
@@ -134,10 +134,12 @@ def create_group(operation: str, group: ProcessGroup, members: list[int]) -> Any
 
     parent: Any = group.comm
     everyone = parent.Get_group()
-    chosen = everyone.Incl(members)
+    has_all = members == list(range(group.size))
+    chosen = everyone if has_all else everyone.Incl(members)
     with failures.translating(operation, parent):
         created = parent.Create_group(chosen, NEW_GROUP)
-    chosen.Free()
+    if not has_all:
+        chosen.Free()
     everyone.Free()
     return created
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +29,7 @@ class Place:
         self._world = world
         self._ranks = ranks  # the members; empty for the world
         self._edition = edition  # numbers the groups with the same members; the same on all of them
-        self._made: Counter[int] = Counter()  # number of groups made so far, by the hash of their ranks
+        self._made: dict[int, int] = {}  # number of groups made so far, by the hash of their ranks
 
     def open(self, timeout: timedelta) -> Store:
         """Return the group's store."""
@@ -46,8 +45,8 @@ class Place:
     def of(self, ranks: Sequence[int]) -> Place:
         """Return the place for a new group of these ranks of the world."""
         members = tuple(ranks)
-        self._made[hash(members)] += 1
-        return Place(self._world, members, self._made[hash(members)])
+        edition = self._made[hash(members)] = self._made.get(hash(members), 0) + 1
+        return Place(self._world, members, edition)
 
     def without_the_dead(self, comm: Any, nodes: Sequence[int]) -> Place:
         """Return the place for the survivors' world; each survivor calls it."""

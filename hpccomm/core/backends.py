@@ -40,7 +40,12 @@ class Destroyed(dict[str, Backend]):
     """The backends of a destroyed group."""
 
     def __init__(self, group: ProcessGroup, refusal: str = "has been destroyed; make another one") -> None:
-        self.refusal = f"the process group {group.name!r} {refusal}{on_rank()}"
+        self._name, self._refusal = group.name, refusal
+
+    @property
+    def refusal(self) -> str:
+        """The text of the error that every operation raises."""
+        return f"the process group {self._name!r} {self._refusal}{on_rank()}"
 
     def __missing__(self, device: str) -> Backend:
         raise DistError(self.refusal)

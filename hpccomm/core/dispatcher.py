@@ -43,7 +43,7 @@ REFERENCES = 3  # to a Work that the program has dropped: `in_flight`, a variabl
 STEPS_ASIDE = FastPath()
 Recent: TypeAlias = tuple[int, str, Any, int]  # number, name with details, and dtype and bytes of its first array
 MADE = itertools.count()  # numbers the dispatchers
-_dispatchers: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
+_dispatchers: set[weakref.ref[Dispatcher]] = set()  # no WeakSet: its methods are Python functions
 running_tasks: dict[int, tuple[ProcessGroup, int, Any, float]] = {}  # by thread: group, number, call, start time
 
 
@@ -91,10 +91,11 @@ class Dispatcher:
         self.unasked_bytes = 0  # array bytes of Works begun since the last `reap`
         self.failed: list[Work] = []
         self.persistent: list[PersistentWork] = []  # not yet freed
-        self.timeout = as_seconds(group.timeout) if group.on_timeout == "raise" else None
-        self.notes = notes_of(group.name, as_seconds(group.timeout), group.on_timeout)
+        limit = as_seconds(group.timeout)
+        self.timeout = limit if group.on_timeout == "raise" else None
+        self.notes = notes_of(group.name, limit, group.on_timeout)
         self.made = next(MADE)  # orders groups of the same ranks equally on all of them
-        _dispatchers.add(self)
+        _dispatchers.add(weakref.ref(self, _dispatchers.discard))
 
     # -- operations ------------------------------------------------------------------------------
 
@@ -474,11 +475,8 @@ def batch(messages: Sequence[tuple[Dispatcher, Call]]) -> list[Work]:
 
 def all_dispatchers() -> list[Dispatcher]:
     """Return the dispatchers of all groups of this process."""
-    while True:
-        try:
-            return list(_dispatchers)
-        except RuntimeError:  # another thread has just made a group
-            continue
+    living = [each() for each in _dispatchers.copy()]  # another thread may make a group meanwhile
+    return [each for each in living if each is not None]
 
 
 def _order_of(dispatcher: Dispatcher) -> tuple[tuple[int, ...], int]:

@@ -32,7 +32,10 @@ def finish(group: ProcessGroup, deadline: float) -> list[str]:
     Works that have timed out are left to `give_up_the_rest`, because the other ranks may be in `destroy` too. But this
     function waits for a Work that a thread is executing: MPI can't be finalised during that call.
     """
-    works, looks = [work for work in list(group.dispatcher.in_flight) if not work.has_timed_out], pauses()
+    dispatcher = group.dispatcher
+    if not (dispatcher.in_flight or dispatcher.failed or dispatcher.persistent):
+        return []
+    works, looks = [work for work in list(dispatcher.in_flight) if not work.has_timed_out], pauses()
     # Poll all in turn: a GPU may wait for a rank that waits for a host message, which makes progress only when polled.
     while sum(work.has_ended() for work in works) < len(works) and time.monotonic() < deadline:
         pause(next(looks))
@@ -44,9 +47,9 @@ def finish(group: ProcessGroup, deadline: float) -> list[str]:
         except Exception:  # reported below, with earlier failures
             work.error_was_seen = False
     # the program dropped these Works without seeing their errors
-    unseen = [f"{work!r}: {work.error}" for work in group.dispatcher.failed if not work.error_was_seen]
-    group.dispatcher.failed.clear()
-    for persistent in list(group.dispatcher.persistent):
+    unseen = [f"{work!r}: {work.error}" for work in dispatcher.failed if not work.error_was_seen]
+    dispatcher.failed.clear()
+    for persistent in list(dispatcher.persistent):
         persistent.wait(max(0.0, deadline - time.monotonic()))
         persistent.free()
     return unseen
@@ -57,7 +60,8 @@ def meet(group: ProcessGroup, deadline: float) -> bool:
 
     No collective begins before that; nor afterwards, if a rank leaves or has an operation in flight.
     """
-    frees = all(work.has_ended() for work in list(group.dispatcher.in_flight))
+    in_flight = list(group.dispatcher.in_flight)
+    frees = not in_flight or all(work.has_ended() for work in in_flight)
     if group.size == 1:
         return frees
     limit, has_said = max(deadline - time.monotonic(), SHORTEST_MEETING), group.leaving is not None
@@ -84,7 +88,8 @@ def meet(group: ProcessGroup, deadline: float) -> bool:
 
 def give_up_the_rest(group: ProcessGroup) -> bool:
     """Give up operations still in flight after all ranks have come to destroy the group; return True if any was."""
-    left = [work for work in list(group.dispatcher.in_flight) if not work.has_ended()]
+    in_flight = list(group.dispatcher.in_flight)
+    left = [work for work in in_flight if not work.has_ended()] if in_flight else []
     if left:
         error = DistTimeoutError(
             f"given up when {group!r} was destroyed: not every rank has made the matching call{on_rank()}"

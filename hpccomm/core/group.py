@@ -94,18 +94,19 @@ class ProcessGroup(Operations, MPI4PyNames):
     True
     """
 
+    leaving: Any = None  # the meeting at the end, after it has begun
+    on_destroy: Callable[[ProcessGroup], None] | None = None
+    successor: ProcessGroup | None = None  # the group that shrink_group or replace_failed made from it
+    shrunk_from: ProcessGroup | None = None  # a larger world without dead ranks; destroyed with this one
+    is_replacement = False
+    _store: Any = None
+
     def __init__(self, rank: int, size: int, **fields: Any) -> None:
         super().__init__(rank, size, **fields)
         self.dispatcher = Dispatcher(self)
         self.owner: ProcessGroup = self  # for a group made from a world, that world
         self.children: list[ProcessGroup] = []  # groups made from this one, and destroyed with it
-        self.leaving: Any = None  # the meeting at the end, after it has begun
-        self.on_destroy: Callable[[ProcessGroup], None] | None = None
-        self.successor: ProcessGroup | None = None  # the group that shrink_group or replace_failed made from it
-        self.shrunk_from: ProcessGroup | None = None  # a larger world without dead ranks; destroyed with this one
-        self.is_replacement = False
         self.attachments: dict[type, Any] = {}  # by class; destroy calls their finish(), a death give_up(ranks)
-        self._store: Any = None
 
     @overload
     @classmethod
@@ -352,12 +353,14 @@ class ProcessGroup(Operations, MPI4PyNames):
         if not any(isinstance(hook, Timing) for hook in self.dispatcher.hooks):
             self.register_hook(Timing())
 
-    def agree_on(self, name: str, *details: str) -> None:
-        """With HPCCOMM_DEBUG=DETAIL, raise on every rank unless all ranks make this call."""
-        words = f"{name} ({shortened(details[0])})" if details else name
-        self.dispatcher.recent.append((self.sequence_number, words, "", 0))
-        if self.dispatcher.check is not None:
-            self.dispatcher.check.agree(name, *details)
+    def agree_on(self, name: str, detail: str = "", further: Callable[[], str] | None = None) -> None:
+        """With HPCCOMM_DEBUG=DETAIL, raise on every rank unless all ranks make this call with these details."""
+        dispatcher = self.dispatcher
+        words = f"{name} ({shortened(detail)})" if detail else name
+        dispatcher.recent.append((dispatcher.collectives + dispatcher.fast_path.count, words, "", 0))
+        if dispatcher.check is not None:
+            details = [detail] if detail else []
+            dispatcher.check.agree(name, *details, *([] if further is None else [further()]))
 
     # -- the end ---------------------------------------------------------------------------------
 
@@ -398,7 +401,9 @@ class ProcessGroup(Operations, MPI4PyNames):
         self.agree_on("destroy")
         from .ending import call_all, finish, give_up_the_rest, meet
 
-        warned = [text for child in list(self.children) for text in child._destroy()]
+        warned: list[str] = []
+        for child in list(self.children):
+            warned += child._destroy()
         deadline = time.monotonic() + as_seconds(self.timeout)
         warned += finish(self, deadline)
         all_free = self.comm is None or meet(self, deadline)
@@ -411,7 +416,8 @@ class ProcessGroup(Operations, MPI4PyNames):
             steps.append(functools.partial(failures.forget, self.comm))
         elif self.comm is not None:
             steps.append(lambda: warned.extend(mpi_library.free(self.comm, self, self.largest_tag, have_met=True)))
-        steps.append(self._close_store)
+        if self._store is not None or self.owner is self:
+            steps.append(self._close_store)
         if self.dispatcher.check is not None:
             steps.append(self.dispatcher.check.close)
         if self.on_destroy is not None:
@@ -532,14 +538,16 @@ def child_of(
     mpi_library.private(comm, owner.comm).Set_name(f"hpccomm {name}")
     if not is_duplicated:
         failures.keep_spare(comm)
+    ranks = tuple(ranks)
+    has_all = ranks == owner.ranks
     group = make_group(
         owner,
         kind,
         rank=comm.Get_rank(),
-        size=comm.Get_size(),
-        ranks=tuple(ranks),
+        size=len(ranks),
+        ranks=ranks,
         comm=comm,
-        nodes=tuple(owner.nodes[owner.group_ranks[rank]] for rank in ranks),
+        nodes=owner.nodes if has_all else tuple([owner.nodes[owner.group_ranks[rank]] for rank in ranks]),
         config=config,
         settings=owner.settings,
         **limits,

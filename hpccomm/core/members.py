@@ -22,7 +22,7 @@ class Members(Membership):
 
     def __init__(self, rank: int, size: int, **fields: Any) -> None:
         super().__init__(rank, size, **fields)
-        self.group_ranks = {global_rank: group_rank for group_rank, global_rank in enumerate(self.ranks)}
+        self.group_ranks = dict(zip(self.ranks, range(size)))
 
     def group_rank(self, global_rank: Integer) -> int:
         """Return the group rank of a global rank; ValueError if it is not a member."""

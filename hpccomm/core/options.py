@@ -43,7 +43,8 @@ class Membership:
     place: Any = None  # of the group's store
 
     def __init__(self, rank: int, size: int, **fields: Any) -> None:
-        for name in fields.keys() - FIELDS:
+        if not fields.keys() <= FIELDS.keys():
+            name = min(fields.keys() - FIELDS.keys())
             raise TypeError(f"{type(self).__name__} has no {name!r}; there are {', '.join(FIELDS)}")
         self.rank, self.size = rank, size
         for name, value in fields.items():  # not vars(self).update: an instance with a dict has slower methods
@@ -84,7 +85,7 @@ class Membership:
         return self.local_ranks.index(self.rank)
 
 
-FIELDS = tuple(Membership.__annotations__)
+FIELDS = Membership.__annotations__  # by name
 
 
 class BackendOptions(Membership):

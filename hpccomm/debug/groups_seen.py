@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from types import CodeType
@@ -45,21 +44,25 @@ def key_from(*facts: object) -> str:
     return blake2b(" ".join(map(str, facts)).encode(), digest_size=6).hexdigest()
 
 
-_seen: weakref.WeakKeyDictionary[ProcessGroup, _Seen] = weakref.WeakKeyDictionary()
-_made: Counter[int] = Counter()  # groups of the same ranks, by hash: the tuples themselves may be freed
+_seen: dict[weakref.ref[ProcessGroup], _Seen] = {}  # no WeakKeyDictionary: its methods are Python functions
+_made: dict[int, int] = {}  # groups of the same ranks, by hash: the tuples themselves may be freed
 _everywhere: dict[object, Callable[[ProcessGroup], Hook]] = {}
 
 
 def add(group: ProcessGroup) -> None:
     """Add a new group to the table; collective."""
     ranks = _process_ranks(group)
-    _made[hash(ranks)] += 1
-    _seen[group] = _Seen(ranks, _made[hash(ranks)])
+    edition = _made[hash(ranks)] = _made.get(hash(ranks), 0) + 1
+    _seen[weakref.ref(group, _seen.pop)] = _Seen(ranks, edition)
+
+
+def _seen_of(group: ProcessGroup) -> _Seen | None:
+    return _seen.get(weakref.ref(group))
 
 
 def _line_outside() -> tuple[CodeType, int]:
     """Return the code and the line number that called hpccomm."""
-    frame = sys._getframe()
+    frame = sys._getframe(3)  # the caller of `add`
     while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.f_back
     return frame.f_code, frame.f_lineno
@@ -67,13 +70,14 @@ def _line_outside() -> tuple[CodeType, int]:
 
 def made_at(group: ProcessGroup) -> str:
     """Return the line that made a group, ``"train.py:7"``; "" if it is not known."""
-    seen = _seen.get(group)
+    seen = _seen_of(group)
     return "" if seen is None else f"{os.path.basename(seen.code.co_filename)}:{seen.line}"
 
 
 def groups() -> list[ProcessGroup]:
     """Return the groups of this process; thread-safe."""
-    return _snapshot(_seen)
+    living = [each() for each in _snapshot(_seen)]
+    return [group for group in living if group is not None]
 
 
 def works_in_flight() -> list[Work | PersistentWork]:
@@ -99,13 +103,13 @@ def _snapshot(things: Iterable[Thing]) -> list[Thing]:
 
 def key_of(group: ProcessGroup) -> str:
     """Return a key that is the same on every rank of a group; groups of the same members have different keys."""
-    seen = _seen.get(group)
+    seen = _seen_of(group)
     return f"{group.name}:{'-'.join(map(str, group.ranks[:8]))}" if seen is None else seen.key
 
 
 def ranks_of(group: ProcessGroup) -> tuple[int, ...]:
     """Return the ranks of a group's members in MPI.COMM_WORLD, which identify processes throughout the job."""
-    seen = _seen.get(group)
+    seen = _seen_of(group)
     return group.ranks if seen is None else seen.ranks
 
 
@@ -119,7 +123,8 @@ def everywhere(hook_of: Callable[[ProcessGroup], Hook]) -> RemovableHandle:
     def remove() -> None:
         del _everywhere[key]
         for group in groups():
-            hook = _seen[group].hooks.pop(key, None)
+            seen = _seen_of(group)
+            hook = None if seen is None else seen.hooks.pop(key, None)
             if hook is not None:
                 group.dispatcher.remove_hook(hook)
 
@@ -135,16 +140,18 @@ def register_on(group: ProcessGroup) -> None:
 
 
 def _register(group: ProcessGroup, key: object) -> None:
-    hook = _seen[group].hooks[key] = _everywhere[key](group)
+    hook = _seen[weakref.ref(group)].hooks[key] = _everywhere[key](group)
     group.register_hook(hook)
 
 
 def _process_ranks(group: ProcessGroup) -> tuple[int, ...]:
     if group.comm is None:
         return group.ranks
-    if group.owner is not group and group.owner in _seen:
-        owners, places = _seen[group.owner].ranks, group.owner.group_ranks
-        return tuple([owners[places[rank]] for rank in group.ranks])
+    owner = group.owner
+    if owner is not group and (seen := _seen_of(owner)) is not None:
+        if group.ranks == owner.ranks:
+            return seen.ranks
+        return tuple([seen.ranks[owner.group_ranks[rank]] for rank in group.ranks])
     from mpi4py import MPI
 
     translated = ranks_in_the_job(group.comm)

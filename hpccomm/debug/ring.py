@@ -26,6 +26,8 @@ def ring_records(groups: Mapping[int, tuple[str, str]], since: int = 0) -> dict[
         if place in groups:
             dtype = _dtypes().get(code)
             text, alike = ("", 0) if dtype is None else (str(dtype), nbytes // dtype.itemsize)
+            if fastpath is not None and code == fastpath.BFLOAT16_NUMBER:
+                text, alike = "bfloat16", nbytes // 2
             count = alike if elements < 0 else elements
             began, ended = (EPOCH + each if each else 0.0 for each in times)
             state = "failed" if has_failed else "completed" if ended else "in flight"

@@ -166,8 +166,6 @@ def free(comm: MPI.Intracomm, group: object, largest_tag: int, have_met: bool = 
     """
     from mpi4py import MPI
 
-    from .tags import OBJECTS
-
     left: list[str] = []
     status, misses = MPI.Status(), 0
     looks = FEW_LOOKS if have_met and comm.Get_size() <= FEW_RANKS else LOOKS
@@ -176,6 +174,8 @@ def free(comm: MPI.Intracomm, group: object, largest_tag: int, have_met: bool = 
         if message is None:
             misses += 1
             continue
+        from .tags import OBJECTS
+
         message.Recv([bytearray(status.Get_count(MPI.BYTE)), MPI.BYTE])
         size, source, tag = status.Get_count(MPI.BYTE), status.Get_source(), status.Get_tag()
         if tag <= largest_tag:  # the program's: hpccomm's own tags are above

@@ -24,7 +24,7 @@ from ..errors import on_rank
 from ..job import failures, tags
 from ..process.tuning import NEVER
 from . import reductions
-from .datatypes import LARGEST_COUNT, as_bytes, message, parts
+from .datatypes import LARGEST_COUNT, accumulation_dtype, as_bytes, message, parts
 from .fast_path import KEPT_BYTES, RUN_BYTES, MPIFastPath, make_fast_path
 from .layout import (
     APART_BYTES,
@@ -146,12 +146,25 @@ class MPIBackend(Backend):
         call = self.comm.Ibcast if async_op else self.comm.Bcast
         return done(call(message(buffer), root), finish, buffer)
 
+    def _is_narrow(self, array: Any, op: ReduceOp, nbytes: int) -> bool:
+        """Return whether memory of the node reduces `nbytes` bytes of a half precision; all ranks get one answer."""
+        return (
+            self._has_node
+            and array.itemsize == 2
+            and accumulation_dtype(array.dtype).itemsize > 2  # the extension learns bfloat16 there
+            and self.fast_path.reduces_narrow(array, op, nbytes)
+        )
+
     def all_reduce(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         if async_op:
             if array.nbytes >= self.thread_bytes:
                 return self._thread.launch("all_reduce", array, op)
         elif self._windows and self._shared.reduces("all_reduce", array, op):
             return None
+        elif self._is_narrow(array, op, array.nbytes):
+            buffer, finish = reductions.narrow(array)
+            self.fast_path.node_all_reduce(buffer, op)
+            return done(None, finish)
         buffer, how, finish = reductions.in_place(array, op, self.size)
         call = self.comm.Iallreduce if async_op else self.comm.Allreduce
         is_large = buffer.nbytes >= self._tuning.single_copy_bytes
@@ -170,6 +183,8 @@ class MPIBackend(Backend):
                 return self._thread.launch("reduce", array, root, op)
         elif self._windows and self._shared.reduces("reduce", array, op, root):
             return None
+        elif self._is_narrow(array, op, array.nbytes):
+            return self._reduce_narrow("reduce", array, op, root)
         call = self.comm.Ireduce if async_op else self.comm.Reduce
         if self.rank != root:
             sent, how = reductions.reduction_input(array, op), reductions.plan(op, array.dtype)
@@ -183,9 +198,18 @@ class MPIBackend(Backend):
         pieces = self._segments(buffer)
         return all_done([call(IN_PLACE, (piece, how.datatype), how.op, root) for piece in pieces], finish, buffer)
 
+    def _reduce_narrow(self, name: str, array: Any, op: ReduceOp, root: int = 0) -> Work | None:
+        """Do a reduce, scan or exscan of a half precision in memory of the node."""
+        buffer, finish = reductions.narrow(array)
+        self.fast_path.node_reduce(name, buffer, op, root)
+        has_result = name == "scan" or (self.rank == root if name == "reduce" else self.rank > 0)
+        return done(None, finish if has_result else None)
+
     def scan(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         if async_op and array.nbytes >= self.thread_bytes:
             return self._thread.launch("scan", array, op)
+        if not async_op and op is not ReduceOp.AVG and self._is_narrow(array, op, array.nbytes):
+            return self._reduce_narrow("scan", array, op)
         buffer, how, finish = reductions.in_place(array, op, self.size)
         if not async_op and self.fast_path.node_reduce("scan", buffer, how.reduces, 0):
             return done(None, finish)
@@ -196,6 +220,8 @@ class MPIBackend(Backend):
     def exscan(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         if async_op and array.nbytes >= self.thread_bytes:
             return self._thread.launch("exscan", array, op)
+        if not async_op and op is not ReduceOp.AVG and self._is_narrow(array, op, array.nbytes):
+            return self._reduce_narrow("exscan", array, op)
         buffer, how, finish = reductions.in_place(array, op, self.size)
         if self.rank == 0:
             finish = None
@@ -273,6 +299,10 @@ class MPIBackend(Backend):
                 return self._thread.launch("reduce_scatter_single", output, array, op)
         elif self._windows and self._shared.reduces("reduce_scatter_single", array, op, 0, output):
             return None
+        elif self._is_narrow(array, op, array.nbytes):
+            buffer, finish = recv_buffer(output)
+            self.fast_path.node_reduce_scatter(buffer, unaliased(array, output), op)
+            return done(None, finish)
         sent, how = unaliased(reductions.reduction_input(array, op), output), reductions.plan(op, array.dtype)
         buffer, finish = reductions.reduction_output(output, op, self.size)
         if self._has_node and not async_op and self.fast_path.node_reduce_scatter(buffer, sent, how.reduces):
@@ -284,6 +314,10 @@ class MPIBackend(Backend):
         return done(None, finish)
 
     def reduce_scatter(self, output: Any, inputs: list[Any], op: ReduceOp, async_op: bool) -> Work | None:
+        if not async_op and self._is_narrow(output, op, sum(map(nbytes_of, inputs))):
+            buffer, finish = recv_buffer(output)
+            self.fast_path.node_reduce_scatter_list(buffer, all_unaliased(list(map(send_buffer, inputs)), [buffer]), op)
+            return done(None, finish)
         how, sent = reductions.plan(op, output.dtype), [reductions.reduction_input(array, op) for array in inputs]
         buffer, finish = reductions.reduction_output(output, op, self.size)
         sent = all_unaliased(sent, [buffer])

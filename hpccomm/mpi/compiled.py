@@ -187,7 +187,7 @@ def _source_at() -> int:
 
 
 def _reductions() -> list[tuple[list[Any], str, dict[int, tuple[Any, ...]]]]:
-    """Return for each op its keys, its letter in node.h, and (datatype, op, kind, itemsize) for each dtype's number."""
+    """Return for each op its keys, its letter in fold.h, and (datatype, op, kind, itemsize) for each dtype's number."""
     named: dict[Any, tuple[list[Any], str, dict[int, tuple[Any, ...]]]] = {}
     for (key, dtype), (datatype, op) in DIRECT.items():
         name = key if isinstance(key, str) else key.name.lower()

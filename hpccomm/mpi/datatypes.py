@@ -74,6 +74,8 @@ SATURATES = MPI.get_vendor()[0] == "Open MPI"
 def accumulation_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype in which arrays of `dtype` are reduced: a wider one for some, otherwise itself."""
     if dtype.name in ("float16", "bfloat16"):
+        if fastpath is not None and dtype.name == "bfloat16":
+            fastpath.learn_bfloat16(dtype.num)
         return np.dtype(np.float32)
     if SATURATES and dtype.kind in "iu" and dtype.itemsize < 4:
         return np.dtype(np.int32 if dtype.kind == "i" else np.uint32)

@@ -25,7 +25,7 @@ class MPIFastPath(FastPath):
 
     # Operations in memory of the node (`native/node.pxi`), only of the compiled path; each returns whether it did it
     node_broadcast = node_all_reduce = node_all_gather = node_reduce_scatter = node_barrier = _not_in_node
-    is_node_open = node_all_to_all = node_move = node_reduce = node_reduce_scatter_list = _not_in_node
+    reduces_narrow = is_node_open = node_all_to_all = node_move = node_reduce = node_reduce_scatter_list = _not_in_node
 
     def close_node(self) -> None:
         """Free its memory; called once, by every rank, when the group is destroyed."""

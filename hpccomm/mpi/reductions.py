@@ -6,6 +6,7 @@ Overflow warnings of NumPy are off: MPI does not warn either, and a warning turn
 from __future__ import annotations
 
 from functools import partial
+from operator import setitem
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,6 +47,12 @@ def plan(op: ReduceOp, dtype: np.dtype[Any]) -> Plan:
         if op.factor is None and op.mpi_op is None:  # a program may make any number of other ops
             _plans[op, dtype] = found
     return found
+
+
+def narrow(array: Any) -> tuple[Any, Finish]:
+    """Return the buffer in which memory of the node reduces a half precision in place, and the step afterwards."""
+    buffer = send_buffer(array)
+    return buffer, None if buffer is array else partial(setitem, array, ..., buffer)
 
 
 def in_place(array: Any, op: ReduceOp, ranks: int) -> tuple[Any, Plan, Finish]:

@@ -28,6 +28,12 @@ cdef inline Handle type_of(Array* array) noexcept nogil:
     return mpi.datatypes[PyArray_TYPE(array)] if PyArray_TYPE(array) < TYPES else 0
 
 
+cdef inline int column_of(Array* array) noexcept:
+    """Return the column of an array's dtype in the tables; TYPES if it has none."""
+    cdef int number = PyArray_TYPE(array)
+    return number if number < TYPES else BFLOAT16 if number in bfloat16_numbers else TYPES
+
+
 cdef inline int count_of(Array* array) noexcept nogil:
     return <int>PyArray_SIZE(array)
 

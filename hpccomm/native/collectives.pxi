@@ -47,16 +47,16 @@ cdef class Collectives(InNode):
             return self.gpu.all_reduce_as(array, op, BLOCKING)
         cdef Array* x = plain(array, self.largest)
         cdef int place = self.place_of(op)
-        if x == NULL or not self.is_reducible(x, place):
+        if x == NULL or not self.is_reduced(x, place):
             return self.all_reduce_prepared(array, op)
-        self.notes(ALL_REDUCE, PyArray_TYPE(x), PyArray_NBYTES(x), place, NOBODY)
+        self.notes(ALL_REDUCE, column_of(x), PyArray_NBYTES(x), place, NOBODY)
         return self.ends(
-            self.all_reduce_memory(<char*>PyArray_DATA(x), PyArray_SIZE(x), PyArray_TYPE(x), place), "all_reduce")
+            self.all_reduce_memory(<char*>PyArray_DATA(x), PyArray_SIZE(x), column_of(x), place), "all_reduce")
 
     def node_all_reduce(self, array, op):
         """Like node_broadcast, for an all_reduce in place."""
         cdef Array* x = without_gaps(array)
-        cdef int place = self.place_of(op), number = PyArray_TYPE(x)
+        cdef int place = self.place_of(op), number = column_of(x)
         return self.folds_in_node(place, number, PyArray_NBYTES(x)) and self.has_ended(
             self.all_reduce_memory(<char*>PyArray_DATA(x), PyArray_SIZE(x), number, place), "all_reduce")
 
@@ -78,18 +78,21 @@ cdef class Collectives(InNode):
     cdef bint all_reduce_prepared(self, object array, object op) except -1:
         """Do an all_reduce of an array with gaps, of float16, or with AVG, prepared as in mpi/reductions.py."""
         cdef Array* x = <Array*>array
-        cdef bint averages = op is self.average or (type(op) is str and op == "avg")
-        cdef int code, place = self.usual_place if averages else self.place_of(op)
+        cdef int code, place = self.place_of(op)
+        cdef bint averages = place == AVERAGE
         if Py_TYPE(array) is not &PyArray_Type or not PyArray_ISWRITEABLE(x) or not PyArray_ISNOTSWAPPED(x):
             return False
         cdef Py_ssize_t i, count = PyArray_SIZE(x)
-        cdef int number = PyArray_TYPE(x)
-        cdef bint is_half = number == NPY_HALF
+        cdef int number = column_of(x)
+        cdef bint is_narrow = self.is_narrow(x, place, PyArray_NBYTES(x)), is_half = number == NPY_HALF and not is_narrow
         if is_half:
             number = NPY_FLOAT
-        elif averages and number != NPY_FLOAT and number != NPY_DOUBLE:
+        elif averages and number != NPY_FLOAT and number != NPY_DOUBLE and not is_narrow:
             return False
-        if place < 0 or number >= TYPES or mpi.reduced[place][number] == 0 or self.may_be_shared(PyArray_NBYTES(x)):
+        if averages and not is_narrow:
+            place = self.usual_place
+        if place < 0 or number >= TYPES or not (is_narrow or mpi.reduced[place][number]) or (
+                self.may_be_shared(PyArray_NBYTES(x))):
             return False
         if count > SMALL or count * <Py_ssize_t>(mpi.kinds[number] & 255) > self.largest:
             return False
@@ -100,11 +103,11 @@ cdef class Collectives(InNode):
         if is_half:
             for i in range(count):
                 wide[i] = half_to_float((<uint16_t*>data)[i])
-        self.notes(ALL_REDUCE, PyArray_TYPE(x), PyArray_NBYTES(x), AVERAGE if averages else place, NOBODY)
+        self.notes(ALL_REDUCE, column_of(x), PyArray_NBYTES(x), AVERAGE if averages else place, NOBODY)
         code = self.all_reduce_memory(<char*>wide if is_half else data, count, number, place)
         if code:
             raise self.failed("all_reduce", code)
-        if averages:
+        if averages and not is_narrow:
             average(<char*>wide if is_half else data, count, number, self.size)
         if is_half:
             for i in range(count):
@@ -119,9 +122,9 @@ cdef class Collectives(InNode):
             return self.gpu.reduce_as(array, root, op, BLOCKING)
         cdef Array* x = plain(array, self.largest)
         cdef int code, place = self.place_of(op)
-        if x == NULL or not is_rank(root, self.size) or not self.is_reducible(x, place):
+        if x == NULL or not is_rank(root, self.size) or not self.is_reduced(x, place):
             return False
-        cdef int number = PyArray_TYPE(x), destination = PyLong_AsLong(root)
+        cdef int number = column_of(x), destination = PyLong_AsLong(root)
         self.notes(REDUCE, number, PyArray_NBYTES(x), place, destination)
         if self.is_alone:
             return self.ends(0, "reduce")
@@ -141,7 +144,7 @@ cdef class Collectives(InNode):
         cdef Array* x = without_gaps(array)
         cdef int place = self.place_of(op), what = SCAN if name == "scan" else EXSCAN if name == "exscan" else REDUCE
         cdef int ranks = (self.size if self.rank == root else 0) if what == REDUCE else self.rank + (what == SCAN)
-        return self.folds_in_node(place, PyArray_TYPE(x), PyArray_NBYTES(x)) and self.has_ended(
+        return self.folds_in_node(place, column_of(x), PyArray_NBYTES(x)) and self.has_ended(
             self.reduce_array(what, x, place, root, ranks), name)
 
     def scan(self, array, op):
@@ -156,11 +159,11 @@ cdef class Collectives(InNode):
         """Reduce the arrays of the first `ranks` ranks, or return False."""
         cdef Array* x = plain(array, self.largest)
         cdef int place = self.place_of(op)
-        if self.node.flags == NULL or x == NULL or not self.is_foldable(x, place):
+        if self.node.flags == NULL or x == NULL or place == AVERAGE or not self.is_foldable(x, place):
             return False
         if not self.reduces_in_node(PyArray_NBYTES(x)):
             return False
-        self.notes(what, PyArray_TYPE(x), PyArray_NBYTES(x), place, NOBODY)
+        self.notes(what, column_of(x), PyArray_NBYTES(x), place, NOBODY)
         return self.ends(self.reduce_array(what, x, place, 0, ranks), NAMES[what])
 
     def all_gather_single(self, output, array):
@@ -207,18 +210,18 @@ cdef class Collectives(InNode):
         cdef int place = self.place_of(op)
         if not self.is_pair(y, x) or PyArray_NBYTES(x) != PyArray_NBYTES(y) * self.size:
             return False
-        if not self.is_reducible(x, place):
+        if not self.is_reduced(x, place):
             return False
-        self.notes(REDUCE_SCATTER, PyArray_TYPE(x), PyArray_NBYTES(y) + PyArray_NBYTES(x), place, NOBODY)
+        self.notes(REDUCE_SCATTER, column_of(x), PyArray_NBYTES(y) + PyArray_NBYTES(x), place, NOBODY)
         return self.ends(
-            self.reduce_scatter_memory(<char*>PyArray_DATA(y), <char*>PyArray_DATA(x), count_of(y), PyArray_TYPE(x),
+            self.reduce_scatter_memory(<char*>PyArray_DATA(y), <char*>PyArray_DATA(x), count_of(y), column_of(x),
                                        PyArray_ITEMSIZE(x), place), "reduce_scatter_single")
 
     def node_reduce_scatter(self, output, array, op):
         """Like node_broadcast, for a reduce_scatter_single of arrays that share no memory."""
         cdef Array* y = without_gaps(output)
         cdef Array* x = without_gaps(array)
-        cdef int place = self.place_of(op), number = PyArray_TYPE(x)
+        cdef int place = self.place_of(op), number = column_of(x)
         return self.folds_in_node(place, number, PyArray_NBYTES(x)) and self.has_ended(
             self.reduce_scatter_memory(<char*>PyArray_DATA(y), <char*>PyArray_DATA(x), PyArray_SIZE(y), number,
                                        PyArray_ITEMSIZE(x), place), "reduce_scatter_single")

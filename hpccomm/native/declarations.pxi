@@ -78,7 +78,8 @@ cdef extern from "half.h" nogil:
     uint16_t float_to_half(float value)
 
 cdef extern from "node.h" nogil:
-    ctypedef void Fold(void*, const void*, const void*, size_t)
+    ctypedef struct Fold:
+        pass
     ctypedef struct Flags:
         pass
     ctypedef struct Node:
@@ -99,9 +100,9 @@ cdef extern from "node.h" nogil:
     int node_meet_filled(Node* n, uint64_t call, uint64_t size)
     size_t node_bytes(int rank, int ranks, size_t slot)
     size_t node_flags_bytes(int ranks)
-    int node_all_reduce(Node* n, uint64_t call, Fold* fold, size_t itemsize, char* x, size_t count)
+    int node_all_reduce(Node* n, uint64_t call, const Fold* fold, size_t itemsize, char* x, size_t count)
     int node_reduce_scatter(
-        Node* n, uint64_t call, Fold* fold, size_t itemsize, char* out, const char* x, size_t count)
+        Node* n, uint64_t call, const Fold* fold, size_t itemsize, char* out, const char* x, size_t count)
     int node_all_gather(Node* n, uint64_t call, char* out, const char* x, size_t nbytes)
     int node_broadcast(Node* n, uint64_t call, int root, char* x, size_t nbytes)
     size_t node_room(const Node* n, size_t parts)
@@ -110,14 +111,14 @@ cdef extern from "node.h" nogil:
     int node_post(Node* n, uint64_t call, size_t parts, char** data, const size_t* nbytes)
     int node_take(Node* n, int rank, size_t part, char* out, size_t nbytes)
     const char* node_part(Node* n, int rank, size_t part, size_t nbytes)
-    int node_take_reduced(Node* n, Fold* fold, int ranks, size_t part, char* out, size_t nbytes)
+    int node_take_reduced(Node* n, const Fold* fold, int ranks, size_t part, char* out, size_t nbytes)
     int node_barrier(Node* n, uint64_t call)
     int node_meet(Node* n)
-    void node_fold(Node* n, Fold* fold, char* out, const char* mine, size_t at, size_t nbytes)
+    void node_fold(Node* n, const Fold* fold, char* out, const char* mine, size_t at, size_t nbytes)
     int ranks_outnumber_cores
     void node_end()
     int node_poll(int (*test)(uintptr_t*, int*, void*) noexcept nogil, uintptr_t* request, void* status)
-    Fold* fold_of(char op, char kind, int itemsize)
+    const Fold* fold_of(char op, char kind, int itemsize)
     void* combine_of(char op, char code)
 
 cdef extern from "halves.h" nogil:
@@ -125,12 +126,13 @@ cdef extern from "halves.h" nogil:
     void node_make_halves(Node* n, char* memory, size_t slot)
     int node_start(Node* n, uint64_t call, const char* x, size_t nbytes, size_t low, size_t high)
     bint node_has_met(Node* n)
-    int node_take_all_reduced(Node* n, Fold* fold, char* x, size_t nbytes)
+    int node_take_all_reduced(Node* n, const Fold* fold, char* x, size_t nbytes)
 
 ctypedef uintptr_t Handle
 
 cdef enum:
     TYPES = 32  # the type numbers of NumPy's own dtypes are smaller
+    BFLOAT16 = TYPES - 1  # in the tables: ml_dtypes' bfloat16
     OPS = 16
     PARTS = 64  # most parts of a list
     WAITED = 512  # most Works that are waited for at once

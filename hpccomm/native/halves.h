@@ -48,11 +48,11 @@ static inline int node_has_met(Node *n)
 }
 
 /* Reduce the values of all ranks, which have met, into x, which still has this rank's values. */
-static inline int node_take_all_reduced(Node *n, Fold *fold, char *x, size_t bytes)
+static inline int node_take_all_reduced(Node *n, const Fold *fold, char *x, size_t bytes)
 {
     int code;
     if (n->ranks == 2) {
-        fold(x, n->rank == 0 ? x : node_slot(n, n->number, 0), n->rank == 1 ? x : node_slot(n, n->number, 1), bytes);
+        node_fold(n, fold, x, x, 0, bytes);
         return 0;
     }
     if (bytes * (size_t)n->ranks <= n->one_phase) {

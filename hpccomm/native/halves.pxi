@@ -12,7 +12,7 @@ cdef class Halves:
     cdef list arrays
     cdef object fill, finish
     cdef tuple alive  # keeps the buffers and the memory
-    cdef Fold* fold
+    cdef const Fold* fold
     cdef char *given
     cdef char *taken
     cdef Py_ssize_t nbytes, low, high  # from `low` to `high` the input is for this rank alone

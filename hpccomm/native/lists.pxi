@@ -91,8 +91,8 @@ cdef class Lists(Collectives):
         if largest == 0 or largest > node_room(&self.node, self.size) and may_overlap(inputs, [output]):
             return False  # as in all_gather
         self.received[0], self.received_bytes[0] = <char*>PyArray_DATA(y), PyArray_NBYTES(y)
-        self.notes_lists(REDUCE_SCATTER_LIST, PyArray_TYPE(y), self.size, 1, place, NOBODY)
-        return self.ends(self.reduce_parts(PyArray_TYPE(y), place, largest), "reduce_scatter")
+        self.notes_lists(REDUCE_SCATTER_LIST, column_of(y), self.size, 1, place, NOBODY)
+        return self.ends(self.reduce_parts(column_of(y), place, largest), "reduce_scatter")
 
     def all_to_all(self, outputs, inputs):
         """Do an all_to_all, or return False."""
@@ -123,7 +123,7 @@ cdef class Lists(Collectives):
 
     def node_reduce_scatter_list(self, output, list sent, op):
         """Do a reduce_scatter of arrays without gaps that share no memory, or return False."""
-        cdef int place = self.place_of(op), number = PyArray_TYPE(without_gaps(output))
+        cdef int place = self.place_of(op), number = column_of(without_gaps(output))
         self.takes_parts(sent, self.sent, self.sent_bytes)
         cdef size_t largest = self.largest_in_node(self.sent_bytes, self.node_reduced)
         if largest == 0 or not self.folds_in_node(place, number, 0):
@@ -135,9 +135,10 @@ cdef class Lists(Collectives):
         """Do an all_reduce of many arrays of one dtype, packed into few as in mpi/coalesced.py, or return False."""
         if type(arrays) is list and PyList_GET_SIZE(arrays) > 0 and self.is_for_gpu(<object>PyList_GET_ITEM(arrays, 0)):
             return self.gpu.all_reduce_coalesced_as(arrays, op, BLOCKING)
-        cdef bint averages = op is self.average or (type(op) is str and op == "avg")
-        cdef int code, number, place = self.usual_place if averages else self.place_of(op)
-        number = self.type_of_first(arrays)
+        cdef int code, number = self.type_of_first(arrays), place = self.place_of(op)
+        cdef bint averages = place == AVERAGE
+        if averages:
+            place = self.usual_place
         if number < 0 or place < 0 or mpi.reduced[place][number] == 0:
             return False
         if averages and number != NPY_FLOAT and number != NPY_DOUBLE:

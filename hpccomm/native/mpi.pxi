@@ -58,13 +58,14 @@ cdef struct Library:
     Handle datatypes[TYPES]  # in which arrays are sent, by NumPy's number of their dtype; 0: not by the fast path
     Handle reduced[OPS][TYPES]  # in which MPI reduces arrays without preparation; 0: it does not
     Handle ops[OPS][TYPES]
-    Fold* folds[OPS][TYPES]  # reductions in memory of the node; NULL: MPI reduces
+    const Fold* folds[OPS][TYPES]  # reductions in memory of the node; NULL: MPI reduces
     uint64_t kinds[TYPES]  # kind and itemsize of values: equal for long and long long
 
 cdef Library mpi
 cdef unsigned long main_thread = threading.main_thread().ident
 cdef tuple NO_ARGUMENTS = ()
 cdef dict op_numbers = {}  # by the op, and by its name
+cdef set bfloat16_numbers = set()  # NumPy's numbers of bfloat16
 cdef object exception_of, length_error, difference_error
 
 
@@ -83,7 +84,7 @@ def set_up(str path, dict names, object exception, object length, object differe
     """Find MPI's functions in the library that the extension module at `path` is linked to, and fill the tables.
 
     `names`: the handles, offsets and sizes by the names of Library's fields; `datatypes` by NumPy's number; and
-    `reductions`: for each op its keys, its letter in node.h, and (datatype, op, kind, itemsize) by NumPy's number.
+    `reductions`: for each op its keys, its letter in fold.h, and (datatype, op, kind, itemsize) by NumPy's number.
     `exception` makes the exception for an error code of MPI, `length` for a message that is shorter than its array,
     `difference` for a call that differs on another rank.
     """
@@ -136,11 +137,27 @@ def set_up(str path, dict names, object exception, object length, object differe
             mpi.ops[<int>place][<int>number] = handle(op)
             mpi.folds[<int>place][<int>number] = fold_of(ord(letter), ord(kind), itemsize)
             mpi.kinds[<int>number] = <uint64_t>ord(kind) << 8 | <uint64_t>itemsize
+        if letter != "-":
+            reduce_halves(place, letter)
+    reduce_halves(AVERAGE, "a")
     exception_of, length_error, difference_error = exception, length, difference
 
 
+cdef int reduce_halves(int place, str letter) except -1:
+    mpi.folds[place][NPY_HALF], mpi.folds[place][BFLOAT16] = fold_of(ord(letter), b"f", 2), fold_of(ord(letter), b"V", 2)
+    mpi.kinds[NPY_HALF], mpi.kinds[BFLOAT16] = <uint64_t>b"f" << 8 | 2, <uint64_t>b"V" << 8 | 2
+
+
+BFLOAT16_NUMBER = BFLOAT16  # in rows of the ring
+
+
+def learn_bfloat16(int number):
+    """Reduce arrays whose dtype has this number of NumPy's as bfloat16."""
+    bfloat16_numbers.add(number)
+
+
 def make_op(str path, str op, str code):
-    """Make an op of MPI that reduces floats of a dtype by an op of node.h; return its handle. `path`: as in set_up."""
+    """Make an op of MPI that reduces floats of a dtype by an op of fold.h; return its handle. `path`: as in set_up."""
     cdef void* library = dlopen(path.encode(), RTLD_NOW | RTLD_NOLOAD)
     cdef Handle made = 0
     (<CreateOp>function(library, "MPI_Op_create"))(combine_of(ord(op), ord(code)), True, &made)

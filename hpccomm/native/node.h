@@ -26,10 +26,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "fold.h"
 #include "sleep.h"
 
 #if defined(__x86_64__)
-#include <cpuid.h>
 #define PAUSE() __builtin_ia32_pause()
 #elif defined(__aarch64__)
 #define PAUSE() __asm__ volatile("yield")
@@ -37,7 +37,7 @@
 #define PAUSE() ((void)0)
 #endif
 
-enum { LINE = 64, NODE_DIFFERS = -1, NODE_LEAVES = -2, NODE_BLOCK = 16384 /* bytes that are reduced at a time */,
+enum { LINE = 64, NODE_DIFFERS = -1, NODE_LEAVES = -2,
     NODE_LONGEST_END = 2000 /* milliseconds */, NODE_PAGE = 4096 };
 
 typedef struct {
@@ -63,8 +63,6 @@ typedef struct {
     int differing; /* the rank whose call differs */
     size_t at, room, largest; /* of parts: this round's first byte and most bytes, the largest part; see node_begin */
 } Node;
-
-typedef void Fold(void *out, const void *a, const void *b, size_t bytes);
 
 /* Rank 0's part of the memory has the flags, the result and rank 0's slots; every other part has its rank's slots. */
 static inline size_t node_flags_bytes(int ranks)
@@ -205,20 +203,16 @@ static inline int node_next(Node *n)
 }
 
 /* Reduce `bytes` bytes of all slots, from `at` on, in rank order into `out`; `mine`, if not NULL, has this rank's. */
-static inline void node_fold(Node *n, Fold *fold, char *out, const char *mine, size_t at, size_t bytes)
+static inline void node_fold(Node *n, const Fold *fold, char *out, const char *mine, size_t at, size_t bytes)
 {
-    for (size_t done = 0; done < bytes; done += NODE_BLOCK) {
-        size_t block = bytes - done < NODE_BLOCK ? bytes - done : NODE_BLOCK;
-        const char *first = NULL;
+    Folded folded;
+    for (size_t done = 0, block; done < bytes; done += block) {
+        block = fold_block(fold, bytes - done);
         for (int rank = 0; rank < n->ranks; rank++) {
             const char *next = rank == n->rank && mine ? mine + done : node_slot(n, n->number, rank) + at + done;
-            if (rank == 0)
-                first = next;
-            else
-                fold(out + done, rank == 1 ? first : out + done, next, block);
+            fold_next(fold, &folded, rank, out + done, next, block);
         }
-        if (n->ranks == 1)
-            memmove(out + done, first, block);
+        fold_end(fold, &folded, n->ranks, out + done, block);
     }
 }
 
@@ -230,7 +224,7 @@ static inline size_t node_share(const Node *n, size_t bytes, int rank, size_t *f
     return *from + share < bytes ? share : bytes - *from;
 }
 
-static inline int node_all_reduce(Node *n, uint64_t call, Fold *fold, size_t itemsize, char *x, size_t count)
+static inline int node_all_reduce(Node *n, uint64_t call, const Fold *fold, size_t itemsize, char *x, size_t count)
 {
     size_t bytes = count * itemsize;
     int code;
@@ -241,8 +235,8 @@ static inline int node_all_reduce(Node *n, uint64_t call, Fold *fold, size_t ite
         node_show(n, call, count, 0);
         if ((code = node_meet(n)))
             return code;
-        if (n->ranks == 2) {
-            fold(x, node_slot(n, n->number, 0), node_slot(n, n->number, 1), bytes);
+        if (n->ranks == 2 && !fold->widen) {
+            fold->reduce(x, node_slot(n, n->number, 0), node_slot(n, n->number, 1), bytes);
         } else {
             node_fold(n, fold, x, NULL, 0, bytes);
         }
@@ -273,8 +267,8 @@ static inline int node_all_reduce(Node *n, uint64_t call, Fold *fold, size_t ite
     return 0;
 }
 
-static inline int node_reduce_scatter(Node *n, uint64_t call, Fold *fold, size_t itemsize, char *out, const char *x,
-                                      size_t count) /* of out */
+static inline int node_reduce_scatter(Node *n, uint64_t call, const Fold *fold, size_t itemsize, char *out,
+                                      const char *x, size_t count /* of out */)
 {
     size_t bytes = count * itemsize, own = bytes * (size_t)n->rank, room = n->slot / (size_t)n->ranks / LINE * LINE;
     int code;
@@ -445,20 +439,19 @@ static inline int node_take(Node *n, int rank, size_t part, char *out, size_t by
 }
 
 /* Reduce part `part` of ranks 0 to `ranks` - 1, in rank order. */
-static inline int node_take_reduced(Node *n, Fold *fold, int ranks, size_t part, char *out, size_t bytes)
+static inline int node_take_reduced(Node *n, const Fold *fold, int ranks, size_t part, char *out, size_t bytes)
 {
     size_t slice = node_slice(n, bytes);
+    Folded folded;
     for (int rank = 0; rank < ranks; rank++)
         if (node_part(n, rank, part, bytes) == NULL)
             return NODE_DIFFERS;
-    for (size_t done = 0; done < slice; done += NODE_BLOCK) {
-        size_t block = slice - done < NODE_BLOCK ? slice - done : NODE_BLOCK;
+    for (size_t done = 0, block; ranks && done < slice; done += block) {
+        block = fold_block(fold, slice - done);
         char *into = out + n->at + done;
-        const char *first = node_part(n, 0, part, bytes) + done;
-        if (ranks == 1)
-            memcpy(into, first, block);
-        for (int rank = 1; rank < ranks; rank++)
-            fold(into, rank == 1 ? first : into, node_part(n, rank, part, bytes) + done, block);
+        for (int rank = 0; rank < ranks; rank++)
+            fold_next(fold, &folded, rank, into, node_part(n, rank, part, bytes) + done, block);
+        fold_end(fold, &folded, ranks, into, block);
     }
     return 0;
 }
@@ -470,125 +463,6 @@ static inline int node_barrier(Node *n, uint64_t call)
         return code;
     node_show(n, call, 0, 0);
     return node_meet(n);
-}
-
-/* -- reductions ----------------------------------------------------------------------------------------------- */
-
-/* Each loop is compiled for every x86-64 machine, and again for AVX2 (AArch64 always has vectors). The choice is made
- * here: target_clones and __builtin_cpu_supports ask the compiler's runtime library, and that of Zig, which compiles
- * the wheels, always answers no. */
-static int has_avx2;
-
-#if defined(__x86_64__)
-#define AVX2 __attribute__((target("avx2")))
-static inline int look_for_avx2(void)
-{
-    unsigned a, b, c, d, low, high;
-    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE))
-        return 0;
-    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-    return (low & 6) == 6 /* the system saves its registers */ && __get_cpuid_count(7, 0, &a, &b, &c, &d) &&
-           b & bit_AVX2;
-}
-#else
-#define AVX2
-static inline int look_for_avx2(void) { return 0; }
-#endif
-
-#define FOLD(NAME, TYPE, RESULT)                                                                                     \
-    static inline __attribute__((always_inline)) void NAME##_loop(void *out, const void *first, const void *second,  \
-                                                                  size_t bytes)                                      \
-    {                                                                                                                \
-        TYPE *o = out;                                                                                               \
-        const TYPE *a = first, *b = second;                                                                          \
-        for (size_t i = 0; i < bytes / sizeof(TYPE); i++)                                                            \
-            o[i] = RESULT;                                                                                           \
-    }                                                                                                                \
-    AVX2 static void NAME##_avx2(void *out, const void *a, const void *b, size_t bytes)                              \
-    {                                                                                                                \
-        NAME##_loop(out, a, b, bytes);                                                                               \
-    }                                                                                                                \
-    static void NAME(void *out, const void *a, const void *b, size_t bytes)                                          \
-    {                                                                                                                \
-        if (has_avx2)                                                                                                \
-            NAME##_avx2(out, a, b, bytes);                                                                           \
-        else                                                                                                         \
-            NAME##_loop(out, a, b, bytes);                                                                           \
-    }
-/* NaN stays NaN, as in NumPy. */
-#define FOLDS(NAME, TYPE)                                                                                            \
-    FOLD(sum_##NAME, TYPE, (TYPE)(a[i] + b[i]))                                                                      \
-    FOLD(product_##NAME, TYPE, (TYPE)(1u * a[i] * b[i]))                                                                  \
-    FOLD(min_##NAME, TYPE, a[i] < b[i] || a[i] != a[i] ? a[i] : b[i])                                                \
-    FOLD(max_##NAME, TYPE, a[i] > b[i] || a[i] != a[i] ? a[i] : b[i])
-
-FOLDS(f4, float)
-FOLDS(f8, double)
-FOLDS(u1, uint8_t)
-FOLDS(u2, uint16_t)
-FOLDS(u4, uint32_t)
-FOLDS(u8, uint64_t)
-/* Sums and products of signed integers use the unsigned functions, which wrap in the same way. */
-FOLD(min_i1, int8_t, a[i] < b[i] ? a[i] : b[i])
-FOLD(max_i1, int8_t, a[i] > b[i] ? a[i] : b[i])
-FOLD(min_i2, int16_t, a[i] < b[i] ? a[i] : b[i])
-FOLD(max_i2, int16_t, a[i] > b[i] ? a[i] : b[i])
-FOLD(min_i4, int32_t, a[i] < b[i] ? a[i] : b[i])
-FOLD(max_i4, int32_t, a[i] > b[i] ? a[i] : b[i])
-FOLD(min_i8, int64_t, a[i] < b[i] ? a[i] : b[i])
-FOLD(max_i8, int64_t, a[i] > b[i] ? a[i] : b[i])
-
-/* Functions for MPI_Op_create: MPI does not define the result of its own MIN and MAX for NaN. */
-typedef void Combine(void *values, void *result, int *count, void *datatype);
-#define COMBINE(NAME, TYPE)                                                                                          \
-    static void combine_##NAME(void *values, void *result, int *count, void *datatype)                               \
-    {                                                                                                                \
-        (void)datatype;                                                                                              \
-        NAME(result, values, result, sizeof(TYPE) * (size_t)*count);                                                 \
-    }
-FOLD(min_g, long double, a[i] < b[i] || a[i] != a[i] ? a[i] : b[i])
-FOLD(max_g, long double, a[i] > b[i] || a[i] != a[i] ? a[i] : b[i])
-COMBINE(min_f4, float)
-COMBINE(max_f4, float)
-COMBINE(min_f8, double)
-COMBINE(max_f8, double)
-COMBINE(min_g, long double)
-COMBINE(max_g, long double)
-
-/* op: mi'n', ma'x'; code: NumPy's character of the dtype. */
-static inline Combine *combine_of(char op, char code)
-{
-    has_avx2 = look_for_avx2();
-    return op == 'n' ? code == 'f' ? combine_min_f4 : code == 'd' ? combine_min_f8 : combine_min_g
-           : code == 'f' ? combine_max_f4 : code == 'd' ? combine_max_f8 : combine_max_g;
-}
-
-/* Return the reduction. op: 's'um, 'p'roduct, mi'n', ma'x'; kind and itemsize as in NumPy. NULL: MPI has to reduce. */
-static inline Fold *fold_of(char op, char kind, int itemsize)
-{
-#define BY_SIZE(NAME, LETTER)                                                                                        \
-    (itemsize == 1   ? NAME##_##LETTER##1                                                                            \
-     : itemsize == 2 ? NAME##_##LETTER##2                                                                            \
-     : itemsize == 4 ? NAME##_##LETTER##4                                                                            \
-     : itemsize == 8 ? NAME##_##LETTER##8                                                                            \
-                     : NULL)
-#define FLOATING(NAME) (itemsize == 4 ? NAME##_f4 : itemsize == 8 ? NAME##_f8 : NULL)
-    has_avx2 = look_for_avx2();
-    switch (kind) {
-    case 'f':
-        return op == 's' ? FLOATING(sum) : op == 'p' ? FLOATING(product) : op == 'n' ? FLOATING(min)
-                                                                         : op == 'x' ? FLOATING(max)
-                                                                                     : NULL;
-    case 'i':
-        if (op == 'n' || op == 'x')
-            return op == 'n' ? BY_SIZE(min, i) : BY_SIZE(max, i);
-        /* fall through */
-    case 'u':
-        return op == 's' ? BY_SIZE(sum, u) : op == 'p' ? BY_SIZE(product, u) : op == 'n' ? BY_SIZE(min, u)
-                                                                             : op == 'x' ? BY_SIZE(max, u)
-                                                                                         : NULL;
-    }
-    return NULL;
 }
 
 #endif

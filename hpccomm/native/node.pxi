@@ -75,6 +75,12 @@ cdef class InNode(Path):
         self.before_node = 0
         return self.is_in_node(0)
 
+    def reduces_narrow(self, array, op, Py_ssize_t nbytes):
+        """Whether memory of the node reduces `nbytes` bytes of this array's half precision by `op`, without float32
+        arrays as MPI needs them; the answer is the same on all ranks.
+        """
+        return self.is_narrow(<Array*>array, self.place_of(op), nbytes)
+
     def is_node_open(self):
         """Whether the next operation may use memory of the node; the answer is the same on all ranks."""
         if self.has_left:
@@ -108,7 +114,22 @@ cdef class InNode(Path):
         return difference_error(name, self.node.differing)
 
     cdef inline bint is_foldable(self, Array* array, int place) noexcept:
-        return self.is_reducible(array, place) and mpi.folds[place][PyArray_TYPE(array)] != NULL
+        cdef int number = column_of(array)
+        return (
+            place >= 0 and number < TYPES and mpi.folds[place][number] != NULL
+            and not self.may_be_shared(PyArray_NBYTES(array))
+        )
+
+    cdef bint is_narrow(self, Array* array, int place, Py_ssize_t nbytes) except -1:
+        """Whether `nbytes` bytes of an array's half precision are reduced in memory of the node."""
+        cdef int number = column_of(array)
+        return (number == NPY_HALF or number == BFLOAT16) and place >= 0 and mpi.folds[place][number] != NULL and (
+            self.reduces_in_node(nbytes))
+
+    cdef bint is_reduced(self, Array* array, int place) except -1:
+        """Whether MPI or memory of the node reduces an ordinary array without preparation."""
+        return self.is_reducible(array, place) or (
+            not self.may_be_shared(PyArray_NBYTES(array)) and self.is_narrow(array, place, PyArray_NBYTES(array)))
 
     cdef bint folds_in_node(self, int place, int number, Py_ssize_t nbytes) except -1:
         """Whether a reduction of `nbytes` bytes of dtype `number` uses memory of the node."""
@@ -122,7 +143,7 @@ cdef class InNode(Path):
 
     cdef int reduce_array(self, int what, Array* x, int place, int root, int ranks):
         """Reduce the arrays of ranks 0 to `ranks` - 1 into `x`, unless `ranks` is 0."""
-        cdef int number = PyArray_TYPE(x)
+        cdef int number = column_of(x)
         cdef uint64_t call = call_of(what, root << 4 | place, mpi.kinds[number])
         self.sent[0] = self.received[0] = <char*>PyArray_DATA(x)
         self.sent_bytes[0] = self.received_bytes[0] = PyArray_NBYTES(x)
@@ -133,7 +154,8 @@ cdef class InNode(Path):
         cdef uint64_t call = call_of(REDUCE_SCATTER_LIST, place, mpi.kinds[number])
         return self.rounds(call, self.size, self.size, 0, self.rank, mpi.folds[place][number], largest)
 
-    cdef int rounds(self, uint64_t call, int n_sent, int ranks, int first, int part, Fold* fold, size_t largest):
+    cdef int rounds(self, uint64_t call, int n_sent, int ranks, int first, int part, const Fold* fold,
+                    size_t largest):
         """Put the `n_sent` parts into memory of the node, and take part `part` of `ranks` ranks from `first` on: each
         to its place in `received`, or reduced by `fold` to the first place. Large parts go in rounds.
         """

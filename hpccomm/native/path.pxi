@@ -26,7 +26,7 @@ cdef class Path:
     cdef public Py_ssize_t shared_bytes
     cdef dict windows, in_flight
     cdef readonly object dispatcher
-    cdef object usual_op, average, timeout, work_class
+    cdef object usual_op, timeout, work_class
     cdef int usual_place
     cdef GPUPath gpu  # does the operations on other arrays than NumPy's; None: nothing does
 
@@ -42,7 +42,8 @@ cdef class Path:
         self.windows = windows
         self.largest = min(largest, LARGEST_COUNT)
         self.largest_async = min(largest_async, LARGEST_COUNT)
-        self.average, self.largest_run = average, min(largest_run, self.largest)
+        self.largest_run = min(largest_run, self.largest)
+        op_numbers[average] = op_numbers[average.name.lower()] = AVERAGE
         self.usual_op, self.usual_place = usual_op, op_numbers[usual_op]
         self.work_class = work_class
         global paths

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
-from weakref import WeakSet
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 import hpccomm as hc
 from hpccomm.core import dispatcher
 
 
-def test_they_are_listed_while_another_thread_makes_a_group(
-    process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Another:
-        """Of another thread's group."""
-
-    another = Another()
-
-    class Doors(WeakSet[Any]):
-        def __iter__(self) -> Any:
-            for each in super().__iter__():
-                self.add(another)  # what the other thread does
-                yield each
-
-    monkeypatch.setattr(dispatcher, "_dispatchers", Doors([process_group.dispatcher]))
-    assert set(dispatcher.all_dispatchers()) == {process_group.dispatcher, another}
+def test_the_dispatchers_of_all_groups_are_listed_while_they_live(process_group: hc.ProcessGroup) -> None:
+    with hc.ProcessGroup.from_comm(MPI.COMM_SELF) as group:
+        listed = dispatcher.all_dispatchers()
+        assert process_group.dispatcher in listed
+        assert group.dispatcher in listed
+    known = weakref.ref(group.dispatcher)
+    del group, listed
+    gc.collect()
+    assert known() is None
+    assert process_group.dispatcher in dispatcher.all_dispatchers()
 
 
 @pytest.mark.usefixtures("process_group")

@@ -13,7 +13,7 @@ from mpi4py import MPI
 import hpccomm as hc
 from hpccomm.native import fastpath
 
-from ..arrays import FLOATS, assert_same, dtype_name
+from ..arrays import FLOATS, HALVES, assert_same, dtype_name
 from ..matrix.cases import function
 from ..matrix.test_matrix import has_form
 
@@ -86,6 +86,34 @@ def test_a_blocking_sum_has_the_same_bits_from_the_first_call_on(
     for _ in range(10):
         hc.barrier(group)
     assert_same(result_of(name, "ordinary", "sum", everybody[RANK], group), first, name)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=dtype_name)
+@pytest.mark.parametrize("op", ["sum", "product", "min", "max", "avg"])
+@pytest.mark.parametrize("count", [0, 1, 7, 1000, 1 << 16])
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid")
+def test_half_precisions_have_the_bits_of_a_reduction_in_float32(
+    dtype: Any, op: str, count: int, group: hc.ProcessGroup
+) -> None:
+    every = np.arange(1 << 16, dtype=np.uint16)  # each value of the dtype: also subnormal ones, infinities and NaN
+    rows = [
+        np.random.default_rng(rank * SIZE + row).permutation(every)[:count]
+        for rank in range(SIZE)
+        for row in range(SIZE)
+    ]
+    rows[0] = every[:count]
+    everybody = np.reshape(rows, (SIZE, SIZE, count)).view(dtype)
+    ufunc = {"product": np.multiply, "min": np.minimum, "max": np.maximum}.get(op, np.add)
+    for name in NAMES:
+        if op == "avg" and "scan" in name:
+            continue
+        wanted = expected(name, ufunc, list(everybody.astype(np.float32)))
+        found = result_of(name, "ordinary", op, everybody[RANK], group)
+        if wanted is not None:
+            rounded = (wanted / np.float32(SIZE) if op == "avg" else wanted).astype(dtype)
+            is_nan = np.isnan(rounded.astype(np.float32))
+            assert np.array_equal(np.isnan(found.astype(np.float32)), is_nan), name
+            assert np.array_equal(found.view(np.uint16)[~is_nan], rounded.view(np.uint16)[~is_nan]), name
 
 
 @pytest.mark.skipif(fastpath is None, reason="without the compiled extension all are in MPI's order")

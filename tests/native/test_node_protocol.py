@@ -13,7 +13,9 @@ from tests.launch import ROOT, clean_environment, time_limit
 
 pytestmark = pytest.mark.once
 
-HEADERS = [ROOT / "hpccomm" / "native" / name for name in ("node.h", "halves.h", "sleep.h")]
+HEADERS = [
+    ROOT / "hpccomm" / "native" / name for name in ("node.h", "halves.h", "sleep.h", "fold.h", "half.h", "cpu.h")
+]
 PROGRAM = Path(__file__).with_name("node_threads.c")
 COMPILER = shutil.which(os.environ.get("CC", "cc"))
 
