@@ -15,7 +15,7 @@ from typing import Any
 
 from ..process.proc import of_process
 from . import mailbox, report
-from .folder import put, runs
+from .folder import put, read_text, runs
 from .words import from_ranges
 
 PATIENCE = 10.0  # seconds for ranks to write their reports
@@ -186,13 +186,18 @@ def _folder_of_job(job: str) -> Path:
 
 
 def _wait_for(folder: Path, token: str) -> Runs:
-    """Return the last reports of each run; with a `token`, wait for the reports that answer it."""
-    deadline, look = time.monotonic() + PATIENCE, report.Look()
+    """Return the last reports of each run; with a `token`, wait for reports that answer it, or a later question.
+
+    Another command's question may replace this one, since both use one file.
+    """
+    asked, deadline, look = {token}, time.monotonic() + PATIENCE, report.Look()
     while True:
         found, began = [], time.monotonic()
+        asked.add(read_text(folder / report.ASK) or token)
         for each in runs(folder, REPORTS):
-            reports = [said for said in report.read(each, look) if not token or said.get("answers") == token]
-            if reports := report.latest(reports):
+            reports = report.read(each, look)
+            reports = [said for said in reports if said.get("answers") in asked] if token else report.latest(reports)
+            if reports:
                 found.append((each, reports))
         if not token or time.monotonic() > deadline or (found and all(_is_complete(said) for _, said in found)):
             return found

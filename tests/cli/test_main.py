@@ -70,7 +70,7 @@ def test_completion_gets_the_parser_with_all_options_of_all_subcommands(
 
 def test_each_summary_begins_with_a_verb() -> None:
     verbs = [command.summary.split()[0].rstrip(",") for command in COMMANDS.values()]
-    assert verbs == ["run", "show", "compare", "name", "write", "list", "measure"]
+    assert verbs == ["run", "show", "compare", "name", "show", "write", "list", "measure"]
 
 
 @pytest.mark.parametrize(
