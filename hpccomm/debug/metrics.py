@@ -195,7 +195,7 @@ class _Spans:
             "bytes": operation.nbytes,
             "is_async": operation.async_op,
         }
-        attributes = {f"hpccomm.{name}": fact for name, fact in facts.items()}
+        attributes = {"hpccomm." + name: fact for name, fact in facts.items()}
         self._open[operation] = self._tracer.start_span(operation.name, attributes=attributes)
 
     def end(self, operation: Operation) -> None:

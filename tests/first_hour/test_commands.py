@@ -37,6 +37,7 @@ ELSEWHERE = {
     r".*-disable-auto-cleanup .*": "tests/faults/test_dead_ranks.py",
     r".*(--pdb|--debugpy) .*": "tests/run/test_debugger.py",
     r"hpccomm debug (--pid .*|FOLDER)": "tests/debug/test_watchdog.py",
+    r"hpccomm top --pid .*": "tests/debug/test_top.py",
     r"hpccomm debug --job .*": "tests/cluster/test_ends.py",
     r"srun --mpi=pmix -n 64 python .*": "tests/cluster/test_launch.py",
     r"mpiexec (-hosts|--host) .*": "it needs hosts with ssh between them",
