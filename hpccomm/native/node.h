@@ -18,10 +18,14 @@
 #ifndef HPCCOMM_NODE_H
 #define HPCCOMM_NODE_H
 
+#include <dirent.h>
+#include <fcntl.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -38,7 +42,7 @@
 #endif
 
 enum { LINE = 64, NODE_DIFFERS = -1, NODE_LEAVES = -2,
-    NODE_LONGEST_END = 2000 /* milliseconds */, NODE_PAGE = 4096 };
+    NODE_LONGEST_END = 2000 /* milliseconds */, NODE_LONGEST_RUN = 500, NODE_PAGE = 4096 };
 
 typedef struct {
     _Alignas(LINE) _Atomic uint64_t begun;
@@ -125,8 +129,30 @@ static inline int node_wait(Node *n, _Atomic uint64_t *flag, uint64_t number)
     return code;
 }
 
+/* Return the number of this process's threads, with this one, that have a core or wait for one: state R in /proc. */
+static inline int threads_that_run(void)
+{
+    char path[sizeof "/proc/self/task//stat" + 256], text[128];
+    DIR *threads = opendir("/proc/self/task"); /* only Linux has it */
+    struct dirent *each;
+    int running = 0;
+    while (threads && (each = readdir(threads))) {
+        snprintf(path, sizeof path, "/proc/self/task/%s/stat", each->d_name);
+        int file = open(path, O_RDONLY | O_CLOEXEC);
+        ssize_t bytes = file < 0 ? 0 : read(file, text, sizeof text - 1);
+        text[bytes > 0 ? bytes : 0] = 0;
+        const char *end_of_name = strrchr(text, ')');
+        running += end_of_name && strncmp(end_of_name, ") R", 3) == 0;
+        if (file >= 0)
+            close(file);
+    }
+    if (threads)
+        closedir(threads);
+    return running;
+}
+
 /* At the end of the process, before the memory is freed and MPI is finalized, stop the threads that still wait here. A
- * thread that is about to wait or to copy is not counted: the first sleep is for it. */
+ * thread that is in a short call of MPI, or about to wait or to copy, is not counted, but it runs. */
 static inline void node_end(void)
 {
     const struct timespec moment = {0, 1000000};
@@ -134,7 +160,7 @@ static inline void node_end(void)
     node_is_ending = 1;
     do
         nanosleep(&moment, NULL);
-    while (node_waiting && ++looks < NODE_LONGEST_END);
+    while (++looks < (node_waiting ? NODE_LONGEST_END : NODE_LONGEST_RUN) && (node_waiting || threads_that_run() > 1));
 }
 
 /* Store n->number in a flag, which is `field` bytes from the beginning of the flags of `rank`. Only the last of all

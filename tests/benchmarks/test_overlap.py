@@ -10,12 +10,12 @@ from hpccomm.bench.measure import Plan
 
 
 def test_each_contender_and_operation_has_a_line(process_group: hc.ProcessGroup) -> None:
-    found = list(overlap.steps(process_group, [64], Plan(iterations=2, warmup=1, batch=2)))
+    found = list(overlap.steps(process_group, [96], Plan(iterations=2, warmup=1, batch=2)))
     assert [each.contender for each in found] == ["hpccomm", "mpi4py"] * len(overlap.OPERATIONS)
     for each in found:
         assert 0 <= each.hidden <= 1
         assert 0 <= each.hidden_polled <= 1
-    assert overlap.text(found).count("\n         64    hpccomm ") == len(overlap.OPERATIONS)
+    assert overlap.text(found).count("\n         96    hpccomm ") == len(overlap.OPERATIONS)
 
 
 @pytest.mark.serial

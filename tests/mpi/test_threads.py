@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
+from hpccomm.job.mpi_library import path_of_library
 from hpccomm.native import fastpath
 
 from ..launch import launch
@@ -130,4 +134,19 @@ def test_threads_that_wait_for_messages_at_the_end_of_the_program_do_no_harm(
     file = tmp_path / "program.py"
     file.write_text(LISTENERS.format(receive=receive, send=send))
     ended = launch(2, sys.executable, file, env={"HPCCOMM_NATIVE": f"{is_compiled:d}"})
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+COMPILER = shutil.which(os.environ.get("CC", "cc"))
+
+
+@pytest.mark.once  # the preloaded library stands in for functions of MPICH's
+@pytest.mark.skipif(fastpath is None or COMPILER is None, reason="needs the compiled extension and a C compiler")
+def test_a_thread_that_is_in_a_call_of_mpi_when_the_program_ends_does_no_harm(tmp_path: Path) -> None:
+    preloaded, file = tmp_path / "late_receive.so", tmp_path / "program.py"
+    source = Path(__file__).with_name("late_receive.c")
+    subprocess.run([str(COMPILER), "-O1", "-shared", "-fPIC", "-o", preloaded, source, "-ldl"], check=True)
+    file.write_text(LISTENERS.format(receive="hc.recv(x, tag=tag)", send=SEND))
+    library = path_of_library("libmpi") or ""
+    ended = launch(2, sys.executable, file, env={"LD_PRELOAD": str(preloaded), "LIBMPI": library})
     assert (ended.returncode, ended.stderr) == (0, "")
