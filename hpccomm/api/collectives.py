@@ -69,13 +69,6 @@ def broadcast(
     >>> x  # on every rank
     array([0, 1, 2])
     """
-    if group is None and group_src is None and tensor is None:  # in the world, without one more Python function
-        fast = member(None).dispatcher.fast
-        if async_op:
-            if (work := fast.ibroadcast(array, src)) is not None:
-                return work
-        elif fast.broadcast(array, src):
-            return None
     if tensor is not None:
         array = either("broadcast", array=array, tensor=tensor)
     group = member(group)
@@ -128,13 +121,6 @@ def all_reduce(
     >>> work.wait()  # ... to here x may not be touched
     True
     """
-    if group is None and tensor is None:  # in the world, without one more Python function
-        fast = member(None).dispatcher.fast
-        if async_op:
-            if (work := fast.iall_reduce(array, op)) is not None:
-                return work
-        elif fast.all_reduce(array, op):
-            return None
     if tensor is not None:
         array = either("all_reduce", array=array, tensor=tensor)
     return member(group).all_reduce(array, op, async_op)
@@ -286,13 +272,6 @@ def all_gather_single(
     >>> stacked  # one row from each rank
     array([[0., 1., 2.]])
     """
-    if group is None and output_tensor is input_tensor is None:  # in the world, without one more Python function
-        fast = member(None).dispatcher.fast
-        if async_op:
-            if (work := fast.iall_gather_single(output, input)) is not None:
-                return work
-        elif fast.all_gather_single(output, input):
-            return None
     if output_tensor is not None:
         output = either("all_gather_single", output=output, output_tensor=output_tensor)
     if input_tensor is not None:
@@ -444,13 +423,6 @@ def reduce_scatter_single(
     >>> mine  # on 2 ranks: array([0., 2.]), array([4., 6.])
     array([0., 1.])
     """
-    if group is None:  # in the world, without one more Python function
-        fast = member(None).dispatcher.fast
-        if async_op:
-            if (work := fast.ireduce_scatter_single(output, input, op)) is not None:
-                return work
-        elif fast.reduce_scatter_single(output, input, op):
-            return None
     return member(group).reduce_scatter_single(output, input, op, async_op)
 
 
