@@ -137,6 +137,8 @@ static inline int threads_that_run(void)
     struct dirent *each;
     int running = 0;
     while (threads && (each = readdir(threads))) {
+        if (each->d_name[0] == '.')
+            continue; /* ../stat is of the process: it has the state of this thread */
         snprintf(path, sizeof path, "/proc/self/task/%s/stat", each->d_name);
         int file = open(path, O_RDONLY | O_CLOEXEC);
         ssize_t bytes = file < 0 ? 0 : read(file, text, sizeof text - 1);

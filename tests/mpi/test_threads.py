@@ -150,3 +150,38 @@ def test_a_thread_that_is_in_a_call_of_mpi_when_the_program_ends_does_no_harm(tm
     library = path_of_library("libmpi") or ""
     ended = launch(2, sys.executable, file, env={"LD_PRELOAD": str(preloaded), "LIBMPI": library})
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+COUNTER = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <time.h>
+
+static int pauses;
+
+int nanosleep(const struct timespec *pause, struct timespec *left)
+{
+    pauses += pause->tv_nsec == 1000000;
+    return ((int (*)(const struct timespec *, struct timespec *))dlsym(RTLD_NEXT, "nanosleep"))(pause, left);
+}
+
+__attribute__((destructor)) static void tell(void) { printf("%d pauses\n", pauses); }
+"""
+
+
+@pytest.mark.once
+@pytest.mark.skipif(fastpath is None or COMPILER is None, reason="needs the compiled extension and a C compiler")
+def test_a_program_whose_threads_sleep_ends_at_once(tmp_path: Path) -> None:
+    preloaded = tmp_path / "counter.so"
+    subprocess.run(
+        [str(COMPILER), "-O1", "-shared", "-fPIC", "-x", "c", "-o", preloaded, "-", "-ldl"],
+        input=COUNTER,
+        text=True,
+        check=True,
+    )
+    program = "import hpccomm as hc; hc.init_process_group(); hc.barrier()"
+    ended = launch(1, sys.executable, "-c", program, env={"LD_PRELOAD": str(preloaded), "OPENBLAS_NUM_THREADS": "1"})
+    assert ended.returncode == 0
+    # One millisecond each. A program with a thread that runs has 500; a thread that just wakes up has some.
+    assert 1 <= max(int(line.split()[0]) for line in ended.stdout.splitlines()) < 250, ended.stdout
