@@ -3,7 +3,7 @@
 
 # The site's MPI, and the environment with hpccomm:
 # module load openmpi
-if [[ -z ${VIRTUAL_ENV:-} ]]; then
+if [[ -z ${VIRTUAL_ENV:-} && (-z ${CONDA_PREFIX:-} || -e .venv) ]]; then
     # The folder may be one that others write to: what they have put there is not run.
     if [[ ! -O .venv/bin/activate ]]; then
         echo "$PWD/.venv/bin/activate is missing, or not yours: activate your environment before sbatch" >&2

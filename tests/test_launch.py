@@ -124,10 +124,10 @@ ENDS = {  # programs that end badly, on how many ranks, and what is said
         2,
         "ends the job; the arguments of hpccomm.reduce are array, dst, op, group, async_op, group_dst, tensor\n",
     ),
-    "another unknown keyword": (
-        UNKNOWN.format(call="hc.gather(x, root=0)"),
+    "a wrong rank": (
+        "import hpccomm as hc; hc.init_process_group(rank=0)",
         2,
-        "ends the job; the arguments of hpccomm.gather are array, gather_list, dst, group, async_op, group_dst\n",
+        "rank is 0, but MPI says 1; leave it out, MPI knows (rank 1)\nhpccomm: ValueError on rank 1 ends the job",
     ),
 }
 

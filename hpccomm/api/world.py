@@ -212,8 +212,8 @@ def init_process_group(
 
     Notes
     -----
-    From now on an uncaught exception on one rank prints its traceback and ends the whole job (MPI_Abort), so the other
-    ranks do not hang. ``HPCCOMM_ABORT_ON_EXCEPTION=0`` turns that off.
+    From now on an uncaught exception on one rank, also of this call, prints its traceback and ends the whole job
+    (MPI_Abort), so the other ranks do not hang. ``HPCCOMM_ABORT_ON_EXCEPTION=0`` turns that off.
 
     Examples
     --------
@@ -253,6 +253,8 @@ def init_process_group(
         comm = mpi.COMM_WORLD
     elif not isinstance(comm, mpi.Intracomm):
         raise TypeError(f"init_process_group: comm is {comm!r}; expected an mpi4py intracommunicator")
+    errors.set_rank(comm.Get_rank())
+    _abort_on_exception.install(comm.Get_size())
     _agree_with_mpi(comm, rank, world_size)
     if method is not None:
         _agree_with_mpi(comm, method.rank, method.world_size, f" (by {init_method!r})")
@@ -273,7 +275,6 @@ def init_process_group(
     world.on_destroy = _forget
     _world = world
     errors.set_rank(world.rank)
-    _abort_on_exception.install(world.size + spares)
     if on_peer_failure is not None:
         local: dict[int | None, int] = {rank: pid for rank, pid in world.processes.items() if pid != os.getpid()}
         from ..job.peer_failure import PeerFailures
@@ -320,7 +321,6 @@ def _called(reserve: Reserve, make: Callable[..., ProcessGroup]) -> ProcessGroup
     """Wait as a spare; return the world in which this rank replaces a dead one, or leave the program."""
     attach.prepare_spare(reserve.settings, reserve.processes)
     errors.set_rank(f"{reserve.comm.Get_rank()}, a spare")
-    _abort_on_exception.install(reserve.comm.Get_size())
     world = None
     while world is None and (status := reserve.wait()) is None:
         world = reserve.fill(None, 0, make)
@@ -420,7 +420,7 @@ def _agree_with_mpi(comm: MPI.Comm, rank: int, world_size: int, by: str = "") ->
     for name, said, actual in (("rank", rank, comm.Get_rank()), ("world_size", world_size, comm.Get_size())):
         if said not in (-1, actual):
             raise ValueError(
-                f"init_process_group: {name} is {said}{by}, but MPI says {actual}; leave it out, MPI knows"
+                f"init_process_group: {name} is {said}{by}, but MPI says {actual}; leave it out, MPI knows{on_rank()}"
             )
 
 
@@ -444,9 +444,9 @@ def _device_number(device_id: Any, config: BackendConfig) -> int | Literal["auto
         raise ValueError(f"init_process_group: device_id is {device_id}, but backend {str(config)!r} has no 'cuda'")
     if device_id == "auto":
         return "auto"
-    number = int(device_id)
+    number = -1 if isinstance(device_id, str) else int(device_id)
     if number < 0:
-        raise ValueError(f"init_process_group: device_id is {number}; expected 0 or more, or 'auto'")
+        raise ValueError(f"init_process_group: device_id is {device_id}; expected 0 or more, or 'auto'")
     return number
 
 

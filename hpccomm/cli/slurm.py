@@ -85,7 +85,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("how")
     how.add_argument("--launcher", choices=("srun", "mpirun"), help="default: srun, where it can start this MPI")
     how.add_argument("--mpi", metavar="TYPE", help="srun's --mpi, instead of the one that this MPI needs")
-    how.add_argument("--module", action="append", default=[], metavar="NAME", help="a module to load; may be repeated")
+    how.add_argument(
+        "--module", action="append", metavar="NAME", help="to load; may be repeated (default: the loaded ones)"
+    )
     how.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="a variable; may be repeated")
     how.add_argument("--submit", action="store_true", help="submit the script, and print the job's number")
     parser.add_argument("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -109,14 +111,15 @@ def run(arguments: argparse.Namespace) -> int:
         return _give_up(errors)
     library = _mpi()
     launch = choose_launch(job, library, machine, arguments.launcher, arguments.mpi)
-    notes += [launch.why, *_other_mpis(arguments.module, library)]
+    modules = arguments.module or list(filter(None, os.environ.get("LOADEDMODULES", "").split(":")))
+    notes += [launch.why, *_other_mpis(modules, library)]
     if job.gpus_per_task is not None and launch.launcher == "mpirun" and job.tasks_per_node is None:
         return _give_up(
             ["--gpus-per-task with mpirun: say how many ranks a node has, by --nodes and --ntasks-per-node"]
         )
     variables = transport(library, launch.launcher) | dict(each.split("=", 1) for each in arguments.env)
     has_threads = "OMP_NUM_THREADS" not in variables
-    environment = Environment(tuple(arguments.module), activation(), variables, has_threads, launch.launcher)
+    environment = Environment(tuple(modules), activation(), variables, has_threads, launch.launcher)
     directives = [*_directives(job, arguments, launch.launcher, program), *arguments.sbatch]
     start = f"exec {launch.command}" if job.signal is not None and launch.launcher == "mpirun" else launch.command
     text = script(directives, environment, launch.command, start, program)

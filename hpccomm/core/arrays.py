@@ -20,7 +20,7 @@ BUILT_IN_DEVICES = ("cpu", "cuda", "rocm")
 # DLDeviceType (dlpack.h): pinned memory belongs to the host, managed memory to the GPU.
 _DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 10: "rocm", 11: "cpu", 13: "cuda"}
 
-_INSTEAD = "for a number: np.array(x); for other Python objects: the *_object functions"
+_INSTEAD = "for a number: hpccomm.all_reduced(x), or x = np.array(x); for other Python objects: the *_object functions"
 # Attributes of ndarray subclasses (astropy's Masked and Quantity, unyt's arrays) that give the numbers their meaning
 # but would not be sent, each with advice for the error message.
 _NUMBERS = "communicate numpy.asarray(array), a view of its numbers, in one unit on all ranks"

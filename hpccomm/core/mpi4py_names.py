@@ -15,7 +15,7 @@ OF_ARRAYS = {
     "reduce_scatter": "reduce_scatter(output, input_list, op)",
     "reduce_scatter_block": "reduce_scatter_single(output, input, op)",
     **{"scan": "scan(array, op)", "exscan": "exscan(array, op)", "barrier": "barrier()"},
-    **dict.fromkeys(("send", "ssend", "bsend", "rsend"), "send(array, dst)"),
+    **dict.fromkeys(("send", "bsend", "rsend"), "send(array, dst)"),
     **{"recv": "recv(array, src)", "sendrecv": "sendrecv(send_array, dst, recv_array, src)"},
     **dict.fromkeys(("neighbor_alltoall", "neighbor_alltoallv", "neighbor_alltoallw"), "halo_exchange(array, grid)"),
 }
@@ -24,7 +24,7 @@ OF_OBJECTS = {
     "allgather": "all_gather_object(object_list, object)",
     "gather": "gather_object(object, object_list, dst)",
     "scatter": "scatter_object_list(output_list, input_list, src)",
-    **dict.fromkeys(("send", "ssend", "bsend"), "send_object_list([object], dst)"),
+    **dict.fromkeys(("send", "bsend"), "send_object_list([object], dst)"),
     "recv": "recv_object_list(list, src)",
 }
 OTHERS = {
@@ -39,7 +39,10 @@ OTHERS = {
     **dict.fromkeys(("waitall", "wait_all"), "wait_all(works)"),
     **dict.fromkeys(("waitany", "waitsome"), "wait_any(works)"),
     **{"in_place": "all_reduce(array): reductions are in place", "any_source": "src=None"},
-    **dict.fromkeys(("any_tag", "probe", "iprobe", "mprobe", "improbe"), "mpi4py's, on comm of a group"),
+    **dict.fromkeys(
+        ("probe", "iprobe", "mprobe", "improbe", "ssend"), "still mpi4py's, on a duplicate of comm of a group,"
+    ),
+    "any_tag": "not possible: a recv names its tag,",
     **{name: f'op "{name}"' for name in ("sum", "prod", "max", "min", "band", "bor", "bxor")},
 }
 

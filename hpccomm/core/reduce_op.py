@@ -133,7 +133,8 @@ def as_reduce_op(operation: str, op: ReduceOpLike) -> ReduceOp:
         hint = ": write ReduceOp.PREMUL_SUM(factor)"
     elif _ALIASES.get(called, called) in _NAMED:  # np.sum, max
         hint = f': write "{_ALIASES.get(called, called).lower()}"'
-    shown = f"a {type(op).__name__}" if hasattr(op, "shape") else repr(op)  # an array may be long
+    # An array may be long; the repr of a function has an address, which differs between ranks.
+    shown = f"a {type(op).__name__}" if hasattr(op, "shape") else getattr(op, "__name__", None) or repr(op)
     raise TypeError(f"{operation}: op is {shown}; expected a ReduceOp, its name, or an MPI.Op{hint}{on_rank()}")
 
 

@@ -298,7 +298,7 @@ class Search:
         if len(earlier) > 1:  # the error is older than the operation
             different = sorted(earlier.values(), key=len)
             others = ", ".join(f"{ranks_in_words(side)} {calls}" for calls, side in earlier.items())
-            shown = f"{shown}; before it have called: {others}"
+            shown = f"{shown}; calls before it: {others}"
         names, forms = ({getattr(each, field) for each in records.values()} for field in ("name", "async_op"))
         why = ": MPI does not match a blocking call with an asynchronous one" if len(names) == 1 < len(forms) else ""
         return Verdict(minority(different), [f"the ranks differ in {_title(record)}: {shown}{why}"])

@@ -32,7 +32,7 @@ class AbortOnException:
     def install(self, size: int) -> None:
         """Replace sys.excepthook if there are other ranks and Python is not interactive."""
         interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive)
-        if size > 1 and not interactive and aborts_on_exception():
+        if size > 1 and not interactive and sys.excepthook is not self and aborts_on_exception():
             self._previous, sys.excepthook, self._pid = sys.excepthook, self, os.getpid()
 
     def take_the_place_back(self) -> None:

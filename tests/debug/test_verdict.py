@@ -550,7 +550,7 @@ def test_calls_that_are_no_operations_are_compared() -> None:
     assert found.culprits == [1]
     assert "ranks 1-2 call barrier at train.py:88" in text(found)
     assert "rank 0 calls new_group (ranks 0, 1) at groups.py:2" in text(found)
-    assert "before it have called: ranks 0, 2 new_group (ranks 0, 1), rank 1 new_group (ranks 0)" in text(found)
+    assert "calls before it: ranks 0, 2 new_group (ranks 0, 1), rank 1 new_group (ranks 0)" in text(found)
 
 
 def polls(name: str, peer: int | None) -> dict[str, Any]:
