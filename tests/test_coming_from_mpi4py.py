@@ -11,7 +11,7 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
-from hpccomm.core.mpi4py_names import OF_ARRAYS, OF_OBJECTS, OTHERS
+from hpccomm.core.mpi4py_names import OF_ARRAYS, OF_OBJECTS, OF_TORCH, OTHERS
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
@@ -245,10 +245,13 @@ def test_names_of_nobody_are_an_ordinary_error(process_group: hc.ProcessGroup) -
 
 
 def test_what_names_of_mpi4py_are_here_is_there() -> None:
-    said = {*OF_ARRAYS.values(), *OF_OBJECTS.values(), *OTHERS.values()}
+    said = {*OF_ARRAYS.values(), *OF_OBJECTS.values(), *OTHERS.values(), *OF_TORCH.values()}
     names = {name for text in said for name in re.findall(r"([a-z_0-9]+)\(", text)} - {"abort", "perf_counter"}
     assert names
     for name in names:
         assert hasattr(hc, name), name
     for name in (*OF_ARRAYS, *OF_OBJECTS):
         assert hasattr(MPI.Cartcomm, name.capitalize()) or hasattr(MPI.Cartcomm, name), name
+    for name, ours in OF_TORCH.items():
+        with pytest.raises(AttributeError, match=re.escape(f"; torch.distributed's {name} is {ours} here")):
+            getattr(hc, name)

@@ -1,4 +1,4 @@
-"""hpccomm's names for mpi4py's functions, as the end of an AttributeError for programs that use mpi4py's names."""
+"""hpccomm's names for mpi4py's and c10d's, as the end of an AttributeError for programs that use their names."""
 
 from __future__ import annotations
 
@@ -45,10 +45,19 @@ OTHERS = {
     "any_tag": "not possible: a recv names its tag,",
     **{name: f'op "{name}"' for name in ("sum", "prod", "max", "min", "band", "bor", "bxor")},
 }
+OF_TORCH = {
+    **dict.fromkeys(("DebugLevel", "get_debug_level", "set_debug_level"), "the variable HPCCOMM_DEBUG"),
+    **dict.fromkeys(("gather_into_tensor", "gather_single"), "gather(array, gather_list, dst)"),
+    **{"default_pg_timeout": "timeout of a group", "DeviceMesh": "a Grid, made by init_device_mesh(...),"},
+    **{f"ProcessGroup{name}": f"init_process_group('cpu:{name.lower()}')" for name in ("Gloo", "MPI")},
+    "ProcessGroupNCCL": "init_process_group('cuda:nccl')",
+}
 
 
 def instead_of(name: str) -> str:
     """Return ``"; mpi4py's Bcast is broadcast(array, src) here"``; "" for other names."""
+    if name in OF_TORCH:
+        return f"; torch.distributed's {name} is {OF_TORCH[name]} here"
     known = name.lower()
     ours = OTHERS.get(known, "")
     if not ours and known.endswith("_init"):
