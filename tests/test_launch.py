@@ -117,7 +117,7 @@ ENDS = {  # programs that end badly, on how many ranks, and what is said
         hc.barrier()
         """,
         2,
-        "DistTimeoutError: all_reduce #1: not done after 0.2 s",
+        "work.wait(0.2)\n[rank 0] hpccomm.errors.DistTimeoutError: all_reduce #1: not done after 0.2 s",
     ),
     "an unknown keyword, which is answered with the names of the arguments": (
         UNKNOWN.format(call="hc.reduce(x, root=0)"),

@@ -91,14 +91,15 @@ class AbortOnException:
 
 
 def _without_refusing(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
-    """Return the traceback; if hpccomm refused an argument, without hpccomm's frames at its end."""
+    """Return the traceback; if it ends in an error of hpccomm's or a refused argument, without hpccomm's last frames."""
     entries: list[TracebackType] = []
     while trace is not None:
         entries.append(trace)
         trace = trace.tb_next
     shown = len(entries)
-    if shown and isinstance(error, ValueError | TypeError) and _raises(entries[-1]):
-        while shown and entries[shown - 1].tb_frame.f_code.co_filename.startswith(PACKAGE):
+    refused = isinstance(error, ValueError | TypeError) and shown and _raises(entries[-1])
+    if refused or isinstance(error, errors.DistError):
+        while shown and entries[shown - 1].tb_frame.f_code.co_filename.startswith((PACKAGE, "hpccomm/native/")):
             shown -= 1
     for each in reversed(entries[: shown or None]):
         trace = TracebackType(trace, each.tb_frame, each.tb_lasti, each.tb_lineno)
