@@ -133,7 +133,7 @@ def leave(group: ProcessGroup, tells: bool) -> None:
             has_said = True
             tell(
                 f"hpccomm: rank {group.rank} has come to the end of its program without "
-                "destroy_process_group(), and waits for the other ranks; what they do with it never ends"
+                "destroy_process_group(), and waits for the other ranks; their calls that need it never end"
             )
 
     try:

@@ -91,7 +91,7 @@ class AbortOnException:
 
 
 def _without_refusing(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
-    """Return the traceback; if it ends in an error of hpccomm's or a refused argument, without hpccomm's last frames."""
+    """Return the traceback; if an error of hpccomm's or a refused argument ends it, without hpccomm's last frames."""
     entries: list[TracebackType] = []
     while trace is not None:
         entries.append(trace)
