@@ -89,10 +89,11 @@ def time_limit(seconds: float) -> float:
 
 def until(condition: Callable[[], T], what: str, seconds: float = 60) -> T:
     """Return what `condition` returns as soon as that is true; `what` names it where it never is."""
-    deadline = time.monotonic() + time_limit(seconds)
+    deadline, pause = time.monotonic() + time_limit(seconds), 0.001
     while not (found := condition()):
         assert time.monotonic() < deadline, f"no {what} within {seconds:g} s"
-        time.sleep(0.05)
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
     return found
 
 
