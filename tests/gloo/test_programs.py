@@ -42,7 +42,7 @@ for backend in ("cpu:gloo", "gloo", "cpu:gloo,cuda:nccl"):
     for error in errors:
         assert error == (
             "the 'gloo' backend, which serves cpu arrays, can't be loaded: gloo is a part of PyTorch, which is not "
-            "installed: leave the backend's name out, which means MPI, or pip install 'hpccomm[gloo]'"
+            "installed: leave the backend's name out, which means MPI, or pip install 'hpccomm[gloo]' (rank 0)"
         )
 
 
