@@ -29,9 +29,9 @@ from itertools import accumulate
 from math import prod
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
-from sklearn.datasets import load_digits
 from tqdm import tqdm
 
 import hpccomm as hc
@@ -198,6 +198,18 @@ class Training:
         self.step, self.loss = found.step, float(found.arrays["loss"].sum())
 
 
+def digits() -> tuple[np.ndarray, np.ndarray]:
+    """Return the images and their labels. Rank 0 reads them: to import scikit-learn takes seconds."""
+    found: list[Any] = [None]
+    if hc.get_rank() == 0:
+        from sklearn.datasets import load_digits
+
+        found = [load_digits(return_X_y=True)]
+    hc.broadcast_object_list(found, src=0)
+    images, labels = found[0]
+    return images, labels
+
+
 def same_everywhere(array: np.ndarray) -> bool:
     """Return whether `array` is bitwise the same on all ranks; every rank gets the same answer."""
     of_rank_0 = array.copy()
@@ -238,7 +250,7 @@ def main() -> int:
     notice = Notice() if options.checkpoint else None
     with hc.init_process_group(device_id="auto" if on_gpus else None) as world:
         rng = np.random.default_rng(options.seed)
-        images, labels = map(xp.asarray, load_digits(return_X_y=True))
+        images, labels = map(xp.asarray, digits())
         images /= 16  # grey levels are 0 to 16
         train_set, test_set = np.split(rng.permutation(len(images)), [-TEST_IMAGES])
         network = Network(options.hidden, rng, xp)
