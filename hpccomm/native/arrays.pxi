@@ -84,9 +84,9 @@ cdef void pack(list arrays, Py_ssize_t first, Py_ssize_t last, char* flat, Py_ss
         nbytes = PyArray_NBYTES(<Array*>PyList_GET_ITEM(arrays, i)) // rows
         for row in range(rows):
             if packs:
-                memcpy(flat + row * width, data + row * nbytes, nbytes)
+                copy_bytes(flat + row * width, data + row * nbytes, nbytes)
             else:
-                memcpy(data + row * nbytes, flat + row * width, nbytes)
+                copy_bytes(data + row * nbytes, flat + row * width, nbytes)
         flat += nbytes
 
 

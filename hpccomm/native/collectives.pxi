@@ -190,7 +190,7 @@ cdef class Collectives(InNode):
     cdef int all_gather_memory(self, char* y, char* x, int count, Py_ssize_t nbytes, Handle datatype) except? -9:
         """Gather `nbytes` bytes, which are `count` values, from each rank; return 0 or an error code."""
         if self.is_alone:
-            memcpy(y, x, nbytes)
+            copy_bytes(y, x, nbytes)
             return 0
         cdef int code
         cdef bint in_node = self.is_in_node(nbytes * self.size)
@@ -232,7 +232,7 @@ cdef class Collectives(InNode):
         cdef int code
         cdef size_t nbytes = <size_t>count * itemsize
         if self.is_alone:
-            memcpy(y, x, nbytes)
+            copy_bytes(y, x, nbytes)
             return 0
         cdef bint in_node = mpi.folds[place][number] != NULL and self.reduces_in_node(nbytes * self.size)
         with nogil:
@@ -255,7 +255,7 @@ cdef class Collectives(InNode):
         self.notes(ALL_TO_ALL_SINGLE, PyArray_TYPE(x), PyArray_NBYTES(y) + PyArray_NBYTES(x), NOBODY, NOBODY)
         cdef int code = 0, part = count_of(x) // self.size
         if self.is_alone:
-            memcpy(PyArray_DATA(y), PyArray_DATA(x), PyArray_NBYTES(x))
+            copy_bytes(PyArray_DATA(y), PyArray_DATA(x), PyArray_NBYTES(x))
         elif self.is_in_node(PyArray_NBYTES(x)):
             code = self.move_equal_parts(y, x)
         else:

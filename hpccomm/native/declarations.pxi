@@ -73,6 +73,9 @@ cdef extern from "numpy/arrayobject.h":
     int PyArray_ITEMSIZE(Array* array) nogil
     void* PyArray_DATA(Array* array) nogil
 
+cdef extern from "cpu.h" nogil:
+    void copy_bytes(void* to, const void* source, size_t nbytes)
+
 cdef extern from "half.h" nogil:
     float half_to_float(uint16_t half)
     uint16_t float_to_half(float value)

@@ -31,8 +31,8 @@ static inline int node_start(Node *n, uint64_t call, const char *x, size_t bytes
         return code;
     char *slot = node_slot(n, n->number, n->rank);
     if (x) {
-        memcpy(slot, x, low);
-        memcpy(slot + high, x + high, bytes - high);
+        copy_bytes(slot, x, low);
+        copy_bytes(slot + high, x + high, bytes - high);
     }
     node_show(n, call, bytes, 0);
     return 0;
@@ -71,7 +71,7 @@ static inline int node_take_all_reduced(Node *n, const Fold *fold, char *x, size
     for (int rank = 0; rank < n->ranks; rank++)
         if ((code = node_wait(n, &n->flags[rank].reduced, n->number)))
             return code;
-    memcpy(x, node_result(n), bytes);
+    copy_bytes(x, node_result(n), bytes);
     return 0;
 }
 

@@ -122,14 +122,14 @@ cdef class Halves:
         cdef uint64_t number = self.node.number
         if self.what == BROADCAST_START:
             if self.root != self.node.rank:
-                memcpy(self.taken, node_slot(&self.node, number, self.root), self.nbytes)
+                copy_bytes(self.taken, node_slot(&self.node, number, self.root), self.nbytes)
         elif self.what == ALL_GATHER_START:
             for rank in range(self.node.ranks):
-                memcpy(self.taken + rank * self.nbytes, self.given if rank == self.node.rank
+                copy_bytes(self.taken + rank * self.nbytes, self.given if rank == self.node.rank
                        else node_slot(&self.node, number, rank), self.nbytes)
         elif self.what == ALL_TO_ALL_START:
             for rank in range(self.node.ranks):
-                memcpy(self.taken + rank * part, self.given + self.low if rank == self.node.rank
+                copy_bytes(self.taken + rank * part, self.given + self.low if rank == self.node.rank
                        else node_slot(&self.node, number, rank) + self.low, part)
         elif self.what == REDUCE_SCATTER_START:
             node_fold(&self.node, self.fold, self.taken, self.given + self.low, self.low, part)

@@ -259,7 +259,7 @@ static inline int node_all_reduce(Node *n, uint64_t call, const Fold *fold, size
     if (bytes <= n->slot && bytes * (size_t)n->ranks <= n->one_phase) {
         if ((code = node_next(n)))
             return code;
-        memcpy(node_slot(n, n->number, n->rank), x, bytes);
+        copy_bytes(node_slot(n, n->number, n->rank), x, bytes);
         node_show(n, call, count, 0);
         if ((code = node_meet(n)))
             return code;
@@ -276,20 +276,20 @@ static inline int node_all_reduce(Node *n, uint64_t call, const Fold *fold, size
         if ((code = node_next(n)))
             return code;
         char *slot = node_slot(n, n->number, n->rank), *result = node_result(n);
-        memcpy(slot, x + at, low);
-        memcpy(slot + high, x + at + high, part - high);
+        copy_bytes(slot, x + at, low);
+        copy_bytes(slot + high, x + at + high, part - high);
         node_show(n, call, count + at, 0);
         if ((code = node_meet(n)))
             return code;
         node_fold(n, fold, result + low, x + at + low, low, own);
         node_raise(n, n->rank, offsetof(Flags, reduced), 0);
-        memcpy(x + at + low, result + low, own);
+        copy_bytes(x + at + low, result + low, own);
         for (int i = 1; i < n->ranks; i++) {
             int rank = (n->rank + i) % n->ranks;
             size_t from, others = node_share(n, part, rank, &from);
             if ((code = node_wait(n, &n->flags[rank].reduced, n->number)))
                 return code;
-            memcpy(x + at + from, result + from, others);
+            copy_bytes(x + at + from, result + from, others);
         }
     }
     return 0;
@@ -307,7 +307,7 @@ static inline int node_reduce_scatter(Node *n, uint64_t call, const Fold *fold, 
         char *slot = node_slot(n, n->number, n->rank);
         for (int rank = 0; rank < n->ranks; rank++)
             if (rank != n->rank)
-                memcpy(slot + (size_t)rank * room, x + (size_t)rank * bytes + at, part);
+                copy_bytes(slot + (size_t)rank * room, x + (size_t)rank * bytes + at, part);
         node_show(n, call, count + at, 0);
         if ((code = node_meet(n)))
             return code;
@@ -323,14 +323,14 @@ static inline int node_all_gather(Node *n, uint64_t call, char *out, const char 
         size_t part = bytes - at < n->slot ? bytes - at : n->slot;
         if ((code = node_next(n)))
             return code;
-        memcpy(node_slot(n, n->number, n->rank), x + at, part);
+        copy_bytes(node_slot(n, n->number, n->rank), x + at, part);
         node_show(n, call, bytes + at, 0);
-        memcpy(out + (size_t)n->rank * bytes + at, x + at, part);
+        copy_bytes(out + (size_t)n->rank * bytes + at, x + at, part);
         if ((code = node_meet(n)))
             return code;
         for (int i = 1; i < n->ranks; i++) {
             int rank = (n->rank + i) % n->ranks;
-            memcpy(out + (size_t)rank * bytes + at, node_slot(n, n->number, rank), part);
+            copy_bytes(out + (size_t)rank * bytes + at, node_slot(n, n->number, rank), part);
         }
     }
     return 0;
@@ -347,7 +347,7 @@ static inline int node_broadcast(Node *n, uint64_t call, int root, char *x, size
         if ((code = node_next(n)))
             return code;
         if (n->rank == root)
-            memcpy(node_slot(n, n->number, root), x + at, part);
+            copy_bytes(node_slot(n, n->number, root), x + at, part);
         node_show(n, call, bytes + at, n->rank == root);
         if (at == 0 && bytes > n->slot) {
             if ((code = node_meet(n)))
@@ -359,7 +359,7 @@ static inline int node_broadcast(Node *n, uint64_t call, int root, char *x, size
                 return code;
         }
         if (n->rank != root)
-            memcpy(x + at, node_slot(n, n->number, root), part);
+            copy_bytes(x + at, node_slot(n, n->number, root), part);
         at += part;
     } while (at < bytes);
     return 0;
@@ -440,7 +440,7 @@ static inline int node_post(Node *n, uint64_t call, size_t parts, char *const *d
     for (size_t i = 0; end <= n->slot && i < parts; i++) {
         size_t slice = node_slice(n, bytes[i]);
         ((Part *)slot)[i] = (Part){at, slice};
-        memcpy(slot + at, data[i] + (slice ? n->at : 0), slice);
+        copy_bytes(slot + at, data[i] + (slice ? n->at : 0), slice);
         at += (slice + LINE - 1) / LINE * LINE;
     }
     return node_meet_filled(n, call, end <= n->slot ? n->largest + n->at : NODE_TOO_LARGE);
@@ -462,7 +462,7 @@ static inline int node_take(Node *n, int rank, size_t part, char *out, size_t by
     if (found == NULL)
         return NODE_DIFFERS;
     size_t slice = node_slice(n, bytes);
-    memcpy(out + (slice ? n->at : 0), found, slice);
+    copy_bytes(out + (slice ? n->at : 0), found, slice);
     return 0;
 }
 

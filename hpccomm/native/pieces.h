@@ -20,6 +20,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "cpu.h"
 #include "sleep.h"
 
 #if defined(__linux__)
@@ -73,7 +74,7 @@ static inline void copy_row(char *to, ptrdiff_t to_stride, const char *from, ptr
         ROW(16)
     default:
         for (ptrdiff_t i = 0; i < count; i++)
-            memcpy(to + i * to_stride, from + i * from_stride, run);
+            copy_bytes(to + i * to_stride, from + i * from_stride, run);
     }
 }
 

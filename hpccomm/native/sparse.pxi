@@ -87,7 +87,7 @@ cdef class Sparse(Lists):
                 word[2 + axis] = PyArray_DIM(x, axis)
             word += 2 + PyArray_NDIM(x)
             if is_whole:
-                memcpy(slot + end, PyArray_DATA(x), PyArray_NBYTES(x))
+                copy_bytes(slot + end, PyArray_DATA(x), PyArray_NBYTES(x))
                 end += PyArray_NBYTES(x)
             elif PyArray_NBYTES(x):
                 sends.append((dst, array))
@@ -112,7 +112,7 @@ cdef class Sparse(Lists):
         for array in arrays:
             nbytes = PyArray_NBYTES(<Array*><PyObject*>array)
             if is_whole:
-                memcpy(PyArray_DATA(<Array*><PyObject*>array), data, nbytes)
+                copy_bytes(PyArray_DATA(<Array*><PyObject*>array), data, nbytes)
                 data += nbytes
             elif nbytes:
                 receives.append((source, array))
