@@ -564,6 +564,22 @@ def test_those_that_fail_keep_their_own_errors(process_group: hc.ProcessGroup) -
     assert not {*works} & {*process_group.dispatcher.in_flight}  # earlier tests may have left others
 
 
+@pytest.mark.parametrize("nbytes", [2048, 2049, 2112, 2303, 70_001])
+def test_arrays_of_any_size_may_begin_anywhere(process_group: hc.ProcessGroup, nbytes: int) -> None:
+    n, me = process_group.size, process_group.rank
+    values = np.arange(n * nbytes, dtype=np.uint32).reshape(n, nbytes).astype(np.uint8)
+    for begin in range(0, 66, 3):
+        memory = np.zeros(66 + (n + 1) * nbytes, np.uint8)
+        array = memory[begin : begin + nbytes]
+        gathered = memory[begin + nbytes : begin + (n + 1) * nbytes].reshape(n, nbytes)
+        array[:] = values[me]
+        hc.all_gather_single(gathered, array)
+        hc.broadcast(array, n - 1)
+        assert (memory[begin : begin + (n + 1) * nbytes] == np.concatenate((values[-1], values.reshape(-1)))).all()
+        assert not memory[:begin].any()
+        assert not memory[begin + (n + 1) * nbytes :].any()
+
+
 # -- a rank alone ------------------------------------------------------------------------------------------------
 
 
