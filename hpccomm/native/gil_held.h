@@ -162,10 +162,10 @@ static void held_stacks(char *text, size_t room)
 }
 
 /* Put a thread's innermost frame outside hpccomm and threading.py into `place`: "train.py:88 in load". Return 0 if it
-   has none, as hpccomm's threads. `waits`: whether the thread's innermost frame is in hpccomm or threading.py. */
+   has none, as hpccomm's threads, also while they import a module. `waits`: whether the thread's innermost frame is in hpccomm or threading.py. */
 static int held_place(const char *stack, const char *end, char *place, size_t room, int *waits)
 {
-    int first = 1;
+    int first = 1, found = 0, imports = 0;
     for (const char *line = stack, *stop; line < end && (stop = strchr(line, '\n')) != NULL; line = stop + 1) {
         char path[1024], function[256];
         int number;
@@ -174,12 +174,11 @@ static int held_place(const char *stack, const char *end, char *place, size_t ro
         int ours = strncmp(path, held.package, strlen(held.package)) == 0 || strcmp(name, "threading.py") == 0;
         if (first) *waits = ours;
         first = 0;
-        if (!ours) {
-            snprintf(place, room, "%s:%d in %s", name, number, function);
-            return 1;
-        }
+        if (!ours && !found) snprintf(place, room, "%s:%d in %s", name, number, function);
+        found = ours ? found && !imports : 1;
+        imports = strncmp(path, "<frozen importlib.", 18) == 0;
     }
-    return 0;
+    return found;
 }
 
 static const char *held_next_thread(const char *text)

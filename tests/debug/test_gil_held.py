@@ -68,6 +68,25 @@ def test_who_is_late_inside_such_a_call_is_named_with_its_line(call: str, tmp_pa
     )
 
 
+def test_a_module_that_hpccomm_imports_meanwhile_is_not_named(tmp_path: Path) -> None:
+    program = """
+    class Slow:
+        imports = threading.Event()
+        def find_spec(self, name, *_):
+            if name == "hpccomm.debug.watchdog":
+                self.imports.set()
+                time.sleep(2)
+    with hc.init_process_group(timeout=3) as world:
+        if world.rank == 0:
+            sys.meta_path.insert(0, Slow())
+            Slow.imports.wait()
+            python.sleep(600)
+        hc.barrier()
+    """
+    ended = run(program, tmp_path)
+    assert_says(ended, ENDED, rf"the GIL is held in {line_of(program, 'python.sleep')} in <module>; rank 1 waits at")
+
+
 WAITS = {
     "a small receive": "hc.recv(np.ones(3), 1)",
     "a large receive": "hc.recv(np.ones(90000)[::2], 1)",
