@@ -124,6 +124,11 @@ ENDS = {  # programs that end badly, on how many ranks, and what is said
         2,
         "ends the job; the arguments of hpccomm.reduce are array, dst, op, group, async_op, group_dst, tensor\n",
     ),
+    "another unknown keyword": (
+        UNKNOWN.format(call="hc.gather(x, root=0)"),
+        2,
+        "ends the job; the arguments of hpccomm.gather are array, gather_list, dst, group, async_op, group_dst\n",
+    ),
     "a wrong rank": (
         "import hpccomm as hc; hc.init_process_group(rank=0)",
         2,

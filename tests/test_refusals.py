@@ -92,7 +92,13 @@ def test_unknown_reductions() -> None:
     refused(TypeError, "op is 3; expected a ReduceOp", hc.all_reduce, np.ones(1), 3)
     refused(TypeError, "op is a ndarray; expected a ReduceOp", hc.all_reduce, np.ones(1), np.ones(1))
     refused(TypeError, r"write ReduceOp\.PREMUL_SUM\(factor\)", hc.all_reduce, np.ones(1), hc.ReduceOp.PREMUL_SUM)
-    refused(TypeError, r'an MPI\.Op: write "sum" \(rank', hc.all_reduce, np.ones(1), np.sum)
+    refused(
+        TypeError,
+        r'op is sum; expected a ReduceOp, its name, or an MPI\.Op: write "sum" \(rank',
+        hc.all_reduce,
+        np.ones(1),
+        np.sum,
+    )
     refused(TypeError, r'an MPI\.Op: write "max" \(rank', hc.all_reduce, np.ones(1), np.maximum)
     refused(TypeError, r"an MPI\.Op \(rank", hc.all_reduce, np.ones(1), lambda: None)
 

@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:
         known: Parser = getattr(parsed, "parser", subparsers[parsed.command])
         options = re.findall(r"--[\w-]+", known.format_help().partition("\nexamples:\n")[0])
-        ranks = "; mpiexec starts the ranks: mpiexec -n 4 hpccomm run ..." if unknown[0] in ("-n", "-np") else ""
+        ranks = f"; mpiexec starts the ranks: mpiexec -n 4 {known.prog} ..." if unknown[0] in ("-n", "-np") else ""
         known.error(f"there is no option {unknown[0]}{ranks or nearest(unknown[0], options)}")
     try:
         status: int = late.late(COMMANDS[parsed.command].module).run(parsed)

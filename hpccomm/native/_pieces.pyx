@@ -33,9 +33,6 @@ cdef extern from "pieces.h" nogil:
     void flags_begin(Flags* mine, uint64_t turn, Sleepers* partner)
     bint flags_have_begun(Flags* theirs, uint64_t turn)
     int flags_direct(Flags* flags, uint64_t turn, const Direct* parts, int count, int into_there, Sleepers* partner)
-    int has_avx2, look_for_avx2()
-
-has_avx2 = look_for_avx2()
 
 
 cdef extern from *:

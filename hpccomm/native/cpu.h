@@ -41,6 +41,8 @@ AVX2 static void copy_by_vectors(char *to, const char *from, size_t bytes /* at 
 static inline int look_for_avx2(void) { return 0; }
 #endif
 
+__attribute__((constructor)) static void know_this_cpu(void) { has_avx2 = look_for_avx2(); }
+
 /* memcpy, but from 2112 bytes on without `rep movsb`, which glibc uses there: on Zen 3 and 4 it copies 1.5 GB/s instead of
  * 25 if the addresses hardly differ modulo a page (glibc's bug 30994). Slots begin on a page, large NumPy arrays 16 bytes
  * behind one. */

@@ -130,7 +130,6 @@ COMBINE(max_g, long double)
 /* op: mi'n', ma'x'; code: NumPy's character of the dtype. */
 static inline Combine *combine_of(char op, char code)
 {
-    has_avx2 = look_for_avx2();
     return op == 'n' ? code == 'f' ? combine_min_f4 : code == 'd' ? combine_min_f8 : combine_min_g
            : code == 'f' ? combine_max_f4 : code == 'd' ? combine_max_f8 : combine_max_g;
 }
@@ -149,7 +148,6 @@ static inline const Fold *fold_of(char op, char kind, int itemsize)
     (kind == 'V' ? NAME##_bfloat : itemsize == 2 ? NAME##_half : itemsize == 4 ? NAME##_f4                       \
                                                                : itemsize == 8   ? NAME##_f8                        \
                                                                                  : NULL)
-    has_avx2 = look_for_avx2();
     switch (kind) {
     case 'V':
     case 'f':

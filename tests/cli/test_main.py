@@ -91,6 +91,11 @@ def test_each_summary_begins_with_a_verb() -> None:
             "usage: hpccomm checkpoint list",
             "there is no option --step; did you mean --help?",
         ),
+        (
+            ["run", "-n", "4", "x.py"],
+            "usage: hpccomm run",
+            "no option -n; mpiexec starts the ranks: mpiexec -n 4 hpccomm run",
+        ),
         (["info", "--quite-different"], "usage: hpccomm info", "there is no option --quite-different\n"),
     ],
 )

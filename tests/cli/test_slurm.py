@@ -46,6 +46,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "tools").mkdir()
     (tmp_path / "program.py").write_text("print()\n")
     monkeypatch.setenv("PATH", str(tmp_path / "tools"))
+    monkeypatch.delenv("LOADEDMODULES", raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(slurm, "_mpi", lambda: MPICH)
     return tmp_path
@@ -122,6 +123,13 @@ def test_a_script_for_two_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[-3:] == ["srun --mpi=pmi2 hpccomm info", "", "srun --mpi=pmi2 python program.py --steps 3"]
     assert 'export OMP_NUM_THREADS="${SLURM_CPUS_PER_TASK:-1}"' in lines
     assert 'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"' in lines
+
+
+@pytest.mark.usefixtures("cluster")
+def test_modules_that_are_loaded_now(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOADEDMODULES", "gcc/13:cuda/13")
+    assert "module load gcc/13 cuda/13" in run(capsys, "-n4", *PROGRAM)[1].splitlines()
+    assert "module load hdf5" in run(capsys, "-n4", "--module=hdf5", *PROGRAM)[1].splitlines()
 
 
 @pytest.mark.usefixtures("cluster")

@@ -83,6 +83,8 @@ def test_a_first_message_between_two_of_many_after_device_id() -> None:
 def test_device_ids_that_can_not_be(machine: Any) -> None:
     with pytest.raises(ValueError, match="device_id is -1; expected 0 or more"):
         hc.init_process_group(device_id=-1)
+    with pytest.raises(ValueError, match="device_id is cuda:0; expected 0 or more, or 'auto'"):
+        hc.init_process_group(device_id="cuda:0")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="device_id is 0, but backend 'cpu:mpi' has no 'cuda'"):
         hc.init_process_group("mpi", device_id=0)
     with pytest.raises(hc.DistBackendError, match="rank 0 has no usable GPU: cudaErrorInvalidDevice"):

@@ -140,48 +140,28 @@ def test_threads_that_wait_for_messages_at_the_end_of_the_program_do_no_harm(
 COMPILER = shutil.which(os.environ.get("CC", "cc"))
 
 
+def built(name: str, folder: Path) -> str:
+    """Compile a library to preload, and return its file."""
+    source, library = Path(__file__).with_name(f"{name}.c"), folder / f"{name}.so"
+    subprocess.run([str(COMPILER), "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    return str(library)
+
+
 @pytest.mark.once  # the preloaded library stands in for functions of MPICH's
 @pytest.mark.skipif(fastpath is None or COMPILER is None, reason="needs the compiled extension and a C compiler")
 def test_a_thread_that_is_in_a_call_of_mpi_when_the_program_ends_does_no_harm(tmp_path: Path) -> None:
-    preloaded, file = tmp_path / "late_receive.so", tmp_path / "program.py"
-    source = Path(__file__).with_name("late_receive.c")
-    subprocess.run([str(COMPILER), "-O1", "-shared", "-fPIC", "-o", preloaded, source, "-ldl"], check=True)
+    file = tmp_path / "program.py"
     file.write_text(LISTENERS.format(receive="hc.recv(x, tag=tag)", send=SEND))
     library = path_of_library("libmpi") or ""
-    ended = launch(2, sys.executable, file, env={"LD_PRELOAD": str(preloaded), "LIBMPI": library})
+    ended = launch(2, sys.executable, file, env={"LD_PRELOAD": built("late_receive", tmp_path), "LIBMPI": library})
     assert (ended.returncode, ended.stderr) == (0, "")
-
-
-COUNTER = r"""
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <stdio.h>
-#include <time.h>
-
-static int pauses;
-
-int nanosleep(const struct timespec *pause, struct timespec *left)
-{
-    pauses += pause->tv_nsec == 1000000;
-    return ((int (*)(const struct timespec *, struct timespec *))dlsym(RTLD_NEXT, "nanosleep"))(pause, left);
-}
-
-__attribute__((destructor)) static void tell(void) { printf("%d pauses\n", pauses); }
-"""
 
 
 @pytest.mark.once
 @pytest.mark.skipif(fastpath is None or COMPILER is None, reason="needs the compiled extension and a C compiler")
 def test_a_program_whose_threads_sleep_ends_at_once(tmp_path: Path) -> None:
-    preloaded = tmp_path / "counter.so"
-    subprocess.run(
-        [str(COMPILER), "-O1", "-shared", "-fPIC", "-x", "c", "-o", preloaded, "-", "-ldl"],
-        input=COUNTER,
-        text=True,
-        check=True,
-    )
     program = "import hpccomm as hc; hc.init_process_group(); hc.barrier()"
-    ended = launch(1, sys.executable, "-c", program, env={"LD_PRELOAD": str(preloaded)})
+    ended = launch(1, sys.executable, "-c", program, env={"LD_PRELOAD": built("count_pauses", tmp_path)})
     assert ended.returncode == 0
     # One millisecond each. A program with a thread that runs has 500; a thread that just wakes up has some.
     assert 1 <= max(int(line.split()[0]) for line in ended.stdout.splitlines()) < 250, ended.stdout
