@@ -16,7 +16,7 @@ from ..core.work import COMPLETED, IN_FLIGHT, Work
 from ..core.work_info import work_info
 from ..errors import DistBackendError, on_rank
 from ..job import failures, mpi_library
-from ..job.tags import LARGEST, SPARSE_LARGE
+from ..job.tags import LARGEST, PAIRWISE, SPARSE_LARGE
 from ..native import _fastpath as fastpath
 from ..process.tuning import Tuning
 from .datatypes import DIRECT, TYPED, message
@@ -97,18 +97,19 @@ class CompiledFastPath(fastpath.FastPath, MPIFastPath):
 
     def _open_node(self) -> None:
         if self._size == 1:
-            self._own = aligned_zeros(fastpath.node_memory(0, 1, OWN_SLOT))
+            self._own = aligned_zeros(fastpath.node_memory(0, 1, False, OWN_SLOT))
             self.map_node(address_of(self._own), OWN_SLOT, ONE_PHASE, LOOKS, NEVER)
             return
         from .shared_memory import PAGE_BYTES, Mapping
 
         slot = min(LARGEST_SLOT, LARGEST_WINDOW // (2 * self._size + 1)) // PAGE_BYTES * PAGE_BYTES
-        nbytes = [fastpath.node_memory(rank, self._size, slot) for rank in range(self._size)]
+        looks, yields = patience(self._comm)
+        nbytes = [fastpath.node_memory(rank, self._size, yields >= 0, slot) for rank in range(self._size)]
         self._memory = Mapping.make(self._comm, nbytes) if self.is_in_thread else self._new_window(nbytes, 3 * slot)
         if self._memory is None:
             self.map_node(0, 0, 0, 0, NEVER)
             return
-        self.map_node(address_of(self._memory.parts[0]), slot, ONE_PHASE, *patience(self._comm))
+        self.map_node(address_of(self._memory.parts[0]), slot, ONE_PHASE, looks, yields)
         self.node_part = slot - ALIGNMENT
 
     def _new_window(self, nbytes: list[int], behind_flags: int) -> Window | None:
@@ -212,6 +213,7 @@ fastpath.set_up(
         "byte": _handle(MPI.BYTE),
         "any_source": MPI.ANY_SOURCE,
         "any_tag": MPI.ANY_TAG,
+        "pairwise_tag": PAIRWISE,
         "source_at": _source_at(),
         "status_bytes": MPI._sizeof(MPI.Status()),
         "handle_bytes": MPI._sizeof(MPI.REQUEST_NULL),

@@ -19,21 +19,15 @@ cdef class Collectives(InNode):
     def node_broadcast(self, array, int root):
         """Do a broadcast of an array prepared for MPI in memory of the node, or return False."""
         cdef Array* x = without_gaps(array)
-        return self.broadcasts_in_node(PyArray_NBYTES(x)) and self.has_ended(
+        return self.is_in_node(PyArray_NBYTES(x)) and self.has_ended(
             self.broadcast_memory(<char*>PyArray_DATA(x), 0, PyArray_NBYTES(x), 0, root), "broadcast")
-
-    cdef bint broadcasts_in_node(self, Py_ssize_t nbytes) except -1:
-        """Like is_in_node, for a broadcast. A small one is left to MPI if ranks outnumber cores: there the root sends
-        many before another rank must run; in memory of the node it is one ahead.
-        """
-        return self.is_in_node(nbytes) and (self.node.yields < 0 or nbytes > SMALL_BROADCAST)
 
     cdef int broadcast_memory(self, char* data, int count, Py_ssize_t nbytes, Handle datatype, int root) except? -9:
         """Broadcast `nbytes` bytes, which are `count` values; return 0 or an error code."""
         cdef int code
         if self.is_alone:
             return 0
-        cdef bint in_node = self.broadcasts_in_node(nbytes)
+        cdef bint in_node = self.is_in_node(nbytes)
         with nogil:
             if in_node:
                 code = node_broadcast(&self.node, call_of(BROADCAST, root, 0), root, data, nbytes)

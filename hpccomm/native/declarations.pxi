@@ -8,7 +8,7 @@ from cpython.pycapsule cimport PyCapsule_GetPointer
 from cpython.tuple cimport PyTuple_CheckExact
 from libc.stdint cimport int32_t, int64_t, intptr_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy, memmove, memset
 
 cimport numpy as np
 
@@ -87,6 +87,7 @@ cdef extern from "node.h" nogil:
         pass
     ctypedef struct Node:
         Flags* flags
+        void* cells
         char* slots
         size_t slot, one_phase
         int rank, ranks, looks, yields, differing
@@ -101,8 +102,8 @@ cdef extern from "node.h" nogil:
     int node_next(Node* n)
     char* node_slot(Node* n, uint64_t number, int rank)
     int node_meet_filled(Node* n, uint64_t call, uint64_t size)
-    size_t node_bytes(int rank, int ranks, size_t slot)
-    size_t node_flags_bytes(int ranks)
+    size_t node_bytes(int rank, int ranks, bint has_cells, size_t slot)
+    void node_map(Node* n, char* memory, bint has_cells, size_t slot)
     int node_all_reduce(Node* n, uint64_t call, const Fold* fold, size_t itemsize, char* x, size_t count)
     int node_reduce_scatter(
         Node* n, uint64_t call, const Fold* fold, size_t itemsize, char* out, const char* x, size_t count)
@@ -111,7 +112,10 @@ cdef extern from "node.h" nogil:
     size_t node_room(const Node* n, size_t parts)
     void node_begin(Node* n, size_t parts, size_t largest)
     bint node_goes_on(Node* n)
+    size_t node_cell_room(size_t parts)
     int node_post(Node* n, uint64_t call, size_t parts, char** data, const size_t* nbytes)
+    int node_give(Node* n, uint64_t call, size_t parts, char** data, const size_t* nbytes)
+    int node_hear(Node* n, uint64_t call, int rank)
     int node_take(Node* n, int rank, size_t part, char* out, size_t nbytes)
     const char* node_part(Node* n, int rank, size_t part, size_t nbytes)
     int node_take_reduced(Node* n, const Fold* fold, int ranks, size_t part, char* out, size_t nbytes)
@@ -142,7 +146,6 @@ cdef enum:
     SMALL = 2048  # most elements that are prepared here: NumPy prepares more as fast
     REAP_EVERY = 32  # fewest new Works between two polls of those in flight, if the program holds the oldest
     MOST_RUNS = 16  # memory for more runs of coalesced arrays is not kept
-    SMALL_BROADCAST = 512  # bytes
     STATUS_BYTES = 64  # most bytes of an MPI_Status
     LARGEST_COUNT = 0x7FFFFFFF
     WHOLE = 64 << 10  # most bytes of a sparse exchange for one rank that go through memory of the node

@@ -18,6 +18,7 @@ static inline size_t node_halves_bytes(int ranks, size_t slot)
 static inline void node_make_halves(Node *n, char *memory /* zeroed */, size_t slot)
 {
     n->flags = (Flags *)memory;
+    n->cells = NULL;
     n->slots = memory + (size_t)n->ranks * sizeof(Flags);
     n->slot = slot;
     n->number = n->settled = 0;

@@ -39,14 +39,8 @@ cdef class FastPath(Sparse):
         if peer == self.rank:
             return False
         cdef long long entry = note(self, SEND, PyArray_TYPE(x), PyArray_NBYTES(x), NOBODY, peer, label, False)
-        cdef char[STATUS_BYTES] status
-        cdef Handle request
         with nogil:
-            if may_block():
-                code = mpi.send(PyArray_DATA(x), count_of(x), type_of(x), peer, label, self.comm)
-            else:
-                code = mpi.isend(PyArray_DATA(x), count_of(x), type_of(x), peer, label, self.comm, &request)
-                code = code or wait_for(&request, status)
+            code = send_values(PyArray_DATA(x), count_of(x), type_of(x), peer, label, self.comm)
         return self.has_passed("send", entry, code, 0, 0)
 
     def recv(self, array, src, tag):
@@ -61,13 +55,8 @@ cdef class FastPath(Sparse):
         if peer == self.rank:
             return None
         cdef long long entry = note(self, RECV, PyArray_TYPE(x), PyArray_NBYTES(x), NOBODY, peer, label, False)
-        cdef Handle request
         with nogil:
-            if may_block():
-                code = mpi.recv(PyArray_DATA(x), count_of(x), type_of(x), peer, label, self.comm, status)
-            else:
-                code = mpi.irecv(PyArray_DATA(x), count_of(x), type_of(x), peer, label, self.comm, &request)
-                code = code or wait_for(&request, status)
+            code = recv_values(PyArray_DATA(x), count_of(x), type_of(x), peer, label, self.comm, status)
         self.has_passed("recv", entry, code, received(status) if code == 0 else 0, PyArray_NBYTES(x))
         return src
 

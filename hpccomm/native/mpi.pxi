@@ -51,7 +51,7 @@ cdef struct Library:
     FreeWindow free_window
     void* in_place
     Handle byte
-    int any_source, any_tag
+    int any_source, any_tag, pairwise_tag
     int source_at  # the source's offset in an MPI_Status, in bytes
     int status_bytes
     int handle_bytes
@@ -118,7 +118,7 @@ def set_up(str path, dict names, object exception, object length, object differe
     mpi.free_window = <FreeWindow>function(library, "MPI_Win_free")
     mpi.in_place = <void*><uintptr_t>handle(names["in_place"])
     mpi.byte = handle(names["byte"])
-    mpi.any_source, mpi.any_tag = names["any_source"], names["any_tag"]
+    mpi.any_source, mpi.any_tag, mpi.pairwise_tag = names["any_source"], names["any_tag"], names["pairwise_tag"]
     mpi.source_at = names["source_at"]
     mpi.status_bytes = names["status_bytes"]
     mpi.handle_bytes = names["handle_bytes"]
@@ -189,6 +189,38 @@ cdef inline bint may_block() noexcept nogil:
 
 cdef inline int wait_for(Handle* request, void* status) noexcept nogil:
     return mpi.wait(request, status) if may_block() else node_poll(mpi.test, request, status)
+
+
+cdef int send_values(const void* data, int count, Handle datatype, int peer, int tag, Handle comm) noexcept nogil:
+    cdef char[STATUS_BYTES] status
+    cdef Handle request
+    if may_block():
+        return mpi.send(data, count, datatype, peer, tag, comm)
+    cdef int code = mpi.isend(data, count, datatype, peer, tag, comm, &request)
+    return code or wait_for(&request, status)
+
+
+cdef int recv_values(void* data, int count, Handle datatype, int peer, int tag, Handle comm, char* status) noexcept nogil:
+    cdef Handle request
+    if may_block():
+        return mpi.recv(data, count, datatype, peer, tag, comm, status)
+    cdef int code = mpi.irecv(data, count, datatype, peer, tag, comm, &request)
+    return code or wait_for(&request, status)
+
+
+cdef int move_large(bint sends, char* data, size_t nbytes, int peer, Handle comm) noexcept nogil:
+    """Send or receive a rank's part of a list for which memory of the node is too small."""
+    cdef char[STATUS_BYTES] status
+    cdef size_t at = 0
+    cdef int code = 0, some
+    while at < nbytes and code == 0:
+        some = <int>min(nbytes - at, 1 << 30)
+        if sends:
+            code = send_values(data + at, some, mpi.byte, peer, mpi.pairwise_tag, comm)
+        else:
+            code = recv_values(data + at, some, mpi.byte, peer, mpi.pairwise_tag, comm, status)
+        at += some
+    return code
 
 
 def wait_for_requests(requests, statuses):

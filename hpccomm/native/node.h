@@ -10,6 +10,10 @@
  *
  * Values larger than a slot go in rounds, each an operation with its own number, if all ranks know their size.
  *
+ * Where ranks outnumber cores, each wait costs a change of processes. There a rank waits only for the ranks whose values
+ * it takes, in a gather, scatter, small broadcast, reduce or scan. Small values are in one of a rank's CELLS cells, with
+ * the operation's number, so a rank that only gives values can be CELLS operations before the slowest.
+ *
  * Reductions are in rank order. Each element is reduced once, or by all ranks in the same way: all get the same bits.
  * Beside its flag a rank writes its call and its round. So if calls differ, all ranks get an error and have taken one
  * number each: the next operation works again. After an MPI error they may have taken different numbers, and the
@@ -42,19 +46,27 @@
 #endif
 
 enum { LINE = 64, NODE_DIFFERS = -1, NODE_LEAVES = -2,
-    NODE_LONGEST_END = 2000 /* milliseconds */, NODE_LONGEST_RUN = 500, NODE_PAGE = 4096 };
+    NODE_LONGEST_END = 2000 /* milliseconds */, NODE_LONGEST_RUN = 500, NODE_PAGE = 4096, SETS = 2, CELLS = 64,
+    YIELDS_BEFORE_PROGRESS = 4 };
 
 typedef struct {
     _Alignas(LINE) _Atomic uint64_t begun;
-    uint64_t call[2]; /* collective, root or op, dtype; one for each set: others may still compare the previous one */
-    uint64_t count[2];
+    uint64_t number[SETS]; /* one of each for each set: others may still compare the previous one */
+    uint64_t call[SETS];   /* collective, root or op, dtype */
+    uint64_t count[SETS];
     _Alignas(LINE) _Atomic uint64_t reduced;
     _Atomic uint64_t claimed; /* halves.h: the last operation in which a rank has claimed to reduce this rank's share */
     Sleepers sleepers;        /* of all ranks, in rank 0's flags */
 } Flags;
 
 typedef struct {
+    uint64_t number, call;
+    char data[1024 - 2 * sizeof(uint64_t)];
+} Cell;
+
+typedef struct {
     Flags *flags;
+    Cell *cells;      /* NULL: no rank goes on before the others */
     char *slots;      /* the result comes first */
     size_t slot;      /* bytes */
     size_t one_phase; /* if all ranks' bytes together are at most this, each rank reduces everything */
@@ -68,20 +80,34 @@ typedef struct {
     size_t at, room, largest; /* of parts: this round's first byte and most bytes, the largest part; see node_begin */
 } Node;
 
-/* Rank 0's part of the memory has the flags, the result and rank 0's slots; every other part has its rank's slots. */
-static inline size_t node_flags_bytes(int ranks)
+/* Rank 0's part of the memory has flags and cells, the result and rank 0's slots; every other part its rank's slots. */
+static inline size_t node_flags_bytes(int ranks, int has_cells)
 {
-    return ((size_t)ranks * sizeof(Flags) + NODE_PAGE - 1) / NODE_PAGE * NODE_PAGE;
+    size_t bytes = (size_t)ranks * (sizeof(Flags) + (has_cells ? CELLS * sizeof(Cell) : 0));
+    return (bytes + NODE_PAGE - 1) / NODE_PAGE * NODE_PAGE;
 }
 
-static inline size_t node_bytes(int rank, int ranks, size_t slot)
+static inline size_t node_bytes(int rank, int ranks, int has_cells, size_t slot)
 {
-    return 2 * slot + (rank ? 0 : node_flags_bytes(ranks) + slot);
+    return SETS * slot + (rank ? 0 : node_flags_bytes(ranks, has_cells) + slot);
+}
+
+static inline void node_map(Node *n, char *memory /* flags and cells are zero */, int has_cells, size_t slot)
+{
+    n->flags = (Flags *)memory;
+    n->cells = has_cells ? (Cell *)(n->flags + n->ranks) : NULL;
+    n->slots = memory + node_flags_bytes(n->ranks, has_cells);
+    n->slot = slot;
 }
 
 static inline char *node_slot(Node *n, uint64_t number, int rank)
 {
-    return n->slots + (1 + 2 * (size_t)rank + (number & 1)) * n->slot;
+    return n->slots + (1 + SETS * (size_t)rank + (number & 1)) * n->slot;
+}
+
+static inline Cell *node_cell(Node *n, int rank)
+{
+    return &n->cells[(size_t)rank * CELLS + n->number % CELLS];
 }
 
 /* Both sets share it: a rank writes into it after all ranks have begun, hence have copied out the previous result. */
@@ -114,7 +140,7 @@ static inline int node_wait(Node *n, _Atomic uint64_t *flag, uint64_t number)
         }
         if (node_is_ending)
             break;
-        code = n->progress(n->context);
+        code = yields > 0 && yields % YIELDS_BEFORE_PROGRESS ? 0 : n->progress(n->context);
         if (!code && yields == 0)
             node_sleep(n, flag, number);
         else if (!code)
@@ -188,6 +214,7 @@ static inline void node_raise(Node *n, int rank, size_t field, int is_awaited)
 static inline void node_show(Node *n, uint64_t call, uint64_t count, int is_awaited)
 {
     Flags *mine = &n->flags[n->rank];
+    mine->number[n->number & 1] = n->number;
     mine->call[n->number & 1] = call;
     mine->count[n->number & 1] = count;
     node_raise(n, n->rank, offsetof(Flags, begun), is_awaited);
@@ -197,7 +224,7 @@ static inline int node_differs(Node *n, int rank)
 {
     Flags *mine = &n->flags[n->rank], *other = &n->flags[rank];
     int set = n->number & 1;
-    if (other->call[set] == mine->call[set] && other->count[set] == mine->count[set])
+    if (other->number[set] == n->number && other->call[set] == mine->call[set] && other->count[set] == mine->count[set])
         return 0;
     n->differing = rank;
     return NODE_DIFFERS;
@@ -216,18 +243,25 @@ static inline int node_meet(Node *n)
     return differs;
 }
 
-/* Take the next number, and wait until its set is free. */
-static inline int node_next(Node *n)
+/* Take the next number, and wait until its set, of SETS, or its cell, of CELLS, is free: the operation `sets` before it
+ * has ended on all ranks. A rank that must wait for a cell waits until half of them are free. */
+static inline int node_next_of(Node *n, uint64_t sets)
 {
     int code;
-    uint64_t before = n->number++;
-    if (n->settled < before) {
+    uint64_t number = ++n->number;
+    if (n->settled + sets <= number) {
+        uint64_t begun = number > sets / 2 ? number - sets / 2 : 0;
         for (int rank = 0; rank < n->ranks; rank++)
-            if ((code = node_wait(n, &n->flags[rank].begun, before)))
+            if ((code = node_wait(n, &n->flags[rank].begun, begun)))
                 return code;
-        n->settled = before;
+        n->settled = begun;
     }
     return 0;
+}
+
+static inline int node_next(Node *n)
+{
+    return node_next_of(n, SETS);
 }
 
 /* Reduce `bytes` bytes of all slots, from `at` on, in rank order into `out`; `mine`, if not NULL, has this rank's. */
@@ -336,35 +370,6 @@ static inline int node_all_gather(Node *n, uint64_t call, char *out, const char 
     return 0;
 }
 
-/* The root does not wait: it is at most one operation ahead, and does not notice ranks whose calls differ. In rounds it
- * meets them first: otherwise it would take more numbers than they do. */
-static inline int node_broadcast(Node *n, uint64_t call, int root, char *x, size_t bytes)
-{
-    size_t at = 0;
-    int code;
-    do {
-        size_t part = bytes - at < n->slot ? bytes - at : n->slot;
-        if ((code = node_next(n)))
-            return code;
-        if (n->rank == root)
-            copy_bytes(node_slot(n, n->number, root), x + at, part);
-        node_show(n, call, bytes + at, n->rank == root);
-        if (at == 0 && bytes > n->slot) {
-            if ((code = node_meet(n)))
-                return code;
-        } else if (n->rank != root) {
-            if ((code = node_wait(n, &n->flags[root].begun, n->number)))
-                return code;
-            if ((code = node_differs(n, root)))
-                return code;
-        }
-        if (n->rank != root)
-            copy_bytes(x + at, node_slot(n, n->number, root), part);
-        at += part;
-    } while (at < bytes);
-    return 0;
-}
-
 /* -- lists: each rank puts any number of parts into its slot, and the others take their parts ----------------- */
 
 typedef struct {
@@ -373,10 +378,22 @@ typedef struct {
 
 #define NODE_TOO_LARGE UINT64_MAX
 
+/* Return the bytes before the parts, which say where each part is. */
+static inline size_t node_head(size_t parts)
+{
+    return (parts * sizeof(Part) + LINE - 1) / LINE * LINE;
+}
+
+/* Return the most bytes of each part, so that `parts` parts fit into a cell. */
+static inline size_t node_cell_room(size_t parts)
+{
+    return (sizeof((Cell *)0)->data - node_head(parts)) / parts / LINE * LINE;
+}
+
 /* Return the most bytes of each part, so that `parts` parts fit into a slot. */
 static inline size_t node_room(const Node *n, size_t parts)
 {
-    return (n->slot - (parts * sizeof(Part) + LINE - 1) / LINE * LINE) / parts / LINE * LINE;
+    return (n->slot - node_head(parts)) / parts / LINE * LINE;
 }
 
 /* Begin to move parts. If all ranks know the size of the largest part, parts go in as many rounds as necessary;
@@ -414,7 +431,7 @@ static inline int node_meet_filled(Node *n, uint64_t call, uint64_t size)
         Flags *other = &n->flags[rank];
         if ((code = node_wait(n, &other->begun, n->number)))
             return code;
-        if (other->call[set] != call ||
+        if (other->number[set] != n->number || other->call[set] != call ||
             (other->count[set] != n->largest + n->at && other->count[set] != NODE_TOO_LARGE)) {
             differs = NODE_DIFFERS;
             n->differing = rank;
@@ -426,32 +443,85 @@ static inline int node_meet_filled(Node *n, uint64_t call, uint64_t size)
     return differs ? differs : leaves;
 }
 
+/* Return the bytes of this round's slices and of what is before them. */
+static inline size_t node_filling(Node *n, size_t parts, const size_t *bytes)
+{
+    size_t end = node_head(parts);
+    for (size_t i = 0; i < parts; i++)
+        end += (node_slice(n, bytes[i]) + LINE - 1) / LINE * LINE;
+    return end;
+}
+
+static inline void node_fill(Node *n, char *place, size_t parts, char *const *data, const size_t *bytes)
+{
+    size_t at = node_head(parts);
+    for (size_t i = 0; i < parts; i++) {
+        size_t slice = node_slice(n, bytes[i]);
+        ((Part *)place)[i] = (Part){at, slice};
+        copy_bytes(place + at, data[i] + (slice ? n->at : 0), slice);
+        at += (slice + LINE - 1) / LINE * LINE;
+    }
+}
+
 /* Put the parts into this rank's slot and meet. All ranks get the same error, which ends the operation. An error of
  * node_take is this rank's alone: it still takes part in the other rounds. */
 static inline int node_post(Node *n, uint64_t call, size_t parts, char *const *data, const size_t *bytes)
 {
-    size_t at = (parts * sizeof(Part) + LINE - 1) / LINE * LINE, end = at;
-    int code;
-    for (size_t i = 0; i < parts; i++)
-        end += (node_slice(n, bytes[i]) + LINE - 1) / LINE * LINE;
+    int code, fits = node_filling(n, parts, bytes) <= n->slot;
     if ((code = node_next(n)))
         return code;
-    char *slot = node_slot(n, n->number, n->rank);
-    for (size_t i = 0; end <= n->slot && i < parts; i++) {
-        size_t slice = node_slice(n, bytes[i]);
-        ((Part *)slot)[i] = (Part){at, slice};
-        copy_bytes(slot + at, data[i] + (slice ? n->at : 0), slice);
-        at += (slice + LINE - 1) / LINE * LINE;
-    }
-    return node_meet_filled(n, call, end <= n->slot ? n->largest + n->at : NODE_TOO_LARGE);
+    if (fits)
+        node_fill(n, node_slot(n, n->number, n->rank), parts, data, bytes);
+    return node_meet_filled(n, call, fits ? n->largest + n->at : NODE_TOO_LARGE);
 }
 
-/* Return this round's slice of a part in a rank's slot; NULL if its size differs. */
+/* Put the parts into this rank's cell or, if they are larger, its slot, and don't meet: a rank that takes them calls
+ * node_hear. Return NODE_LEAVES if they fit into neither. */
+static inline int node_give(Node *n, uint64_t call, size_t parts, char *const *data, const size_t *bytes)
+{
+    size_t end = node_filling(n, parts, bytes);
+    int in_cell = end <= sizeof n->cells->data, code = node_next_of(n, in_cell ? CELLS : SETS);
+    if (code)
+        return code;
+    Cell *cell = node_cell(n, n->rank);
+    if (end <= n->slot)
+        node_fill(n, in_cell ? cell->data : node_slot(n, n->number, n->rank), parts, data, bytes);
+    if (!in_cell) {
+        node_show(n, call, end <= n->slot ? 0 : NODE_TOO_LARGE, 1);
+        return end <= n->slot ? 0 : NODE_LEAVES;
+    }
+    cell->number = n->number;
+    cell->call = call;
+    node_raise(n, n->rank, offsetof(Flags, begun), 1);
+    return 0;
+}
+
+static inline int node_has_cell(Node *n, int rank)
+{
+    return n->cells && node_cell(n, rank)->number == n->number;
+}
+
+/* Wait until a rank has given its parts. Return NODE_LEAVES if they did not fit. */
+static inline int node_hear(Node *n, uint64_t call, int rank)
+{
+    Flags *other = &n->flags[rank];
+    int set = n->number & 1, code = node_wait(n, &other->begun, n->number);
+    if (code)
+        return code;
+    int has_cell = node_has_cell(n, rank);
+    if (has_cell ? node_cell(n, rank)->call != call : other->number[set] != n->number || other->call[set] != call) {
+        n->differing = rank;
+        return NODE_DIFFERS;
+    }
+    return has_cell || other->count[set] != NODE_TOO_LARGE ? 0 : NODE_LEAVES;
+}
+
+/* Return this round's slice of a part of a rank; NULL if its size differs. */
 static inline const char *node_part(Node *n, int rank, size_t part, size_t bytes)
 {
-    const char *slot = node_slot(n, n->number, rank);
-    if (((const Part *)slot)[part].bytes == node_slice(n, bytes))
-        return slot + ((const Part *)slot)[part].at;
+    const char *place = node_has_cell(n, rank) ? node_cell(n, rank)->data : node_slot(n, n->number, rank);
+    if (((const Part *)place)[part].bytes == node_slice(n, bytes))
+        return place + ((const Part *)place)[part].at;
     n->differing = rank;
     return NULL;
 }
@@ -481,6 +551,42 @@ static inline int node_take_reduced(Node *n, const Fold *fold, int ranks, size_t
             fold_next(fold, &folded, rank, into, node_part(n, rank, part, bytes) + done, block);
         fold_end(fold, &folded, ranks, into, block);
     }
+    return 0;
+}
+
+/* The root does not wait: it is at most one operation ahead, and does not notice ranks whose calls differ. In rounds it
+ * meets them first: otherwise it would take more numbers than they do. */
+static inline int node_broadcast(Node *n, uint64_t call, int root, char *x, size_t bytes)
+{
+    size_t at = 0;
+    int code;
+    if (n->cells && bytes <= node_cell_room(1)) {
+        node_begin(n, 1, 0);
+        code = node_give(n, call, n->rank == root, &x, &bytes);
+        if (code == 0 && n->rank != root && (code = node_hear(n, call, root)) == 0)
+            code = node_take(n, root, 0, x, bytes);
+        return code;
+    }
+    do {
+        size_t part = bytes - at < n->slot ? bytes - at : n->slot;
+        if ((code = node_next(n)))
+            return code;
+        if (n->rank == root)
+            copy_bytes(node_slot(n, n->number, root), x + at, part);
+        node_show(n, call, bytes + at, n->rank == root);
+        if (at == 0 && bytes > n->slot) {
+            if ((code = node_meet(n)))
+                return code;
+        } else if (n->rank != root) {
+            if ((code = node_wait(n, &n->flags[root].begun, n->number)))
+                return code;
+            if ((code = node_differs(n, root)))
+                return code;
+        }
+        if (n->rank != root)
+            copy_bytes(x + at, node_slot(n, n->number, root), part);
+        at += part;
+    } while (at < bytes);
     return 0;
 }
 

@@ -1,8 +1,8 @@
 # Memory that the ranks of a node share: when it is used, and how parts of arrays move through it.
 
-def node_memory(int rank, int ranks, size_t slot):
+def node_memory(int rank, int ranks, bint has_cells, size_t slot):
     """Return the bytes of a rank's part of the shared memory, with slots of `slot` bytes; the parts are adjacent."""
-    return node_bytes(rank, ranks, slot)
+    return node_bytes(rank, ranks, has_cells, slot)
 
 
 cdef class InNode(Path):
@@ -27,15 +27,14 @@ cdef class InNode(Path):
         self.is_alone = self.size == 1
 
     def map_node(self, uintptr_t address, size_t slot, size_t one_phase, int looks, int yields):
-        """Use the memory at `address`, which all ranks of the group share; its flags are zero. Address 0: none."""
+        """Use the memory at `address`, which all ranks of the group share, zero before its slots. Address 0: none."""
         if address == 0:
             self.node_largest, self.node_reduced, self.node.flags = -1, -1, NULL
             return
-        self.node.slots = <char*>address + node_flags_bytes(self.size)
-        self.node.slot, self.node.one_phase, self.node.looks = slot, one_phase, looks
-        self.node.rank, self.node.ranks, self.node.yields = self.rank, self.size, yields
+        self.node.one_phase, self.node.looks, self.node.yields = one_phase, looks, yields
+        self.node.rank, self.node.ranks = self.rank, self.size
         self.node.progress, self.node.context = make_progress, <void*>self.comm
-        self.node.flags = <Flags*>address
+        node_map(&self.node, <char*>address, yields >= 0, slot)
 
     cdef bint is_in_node(self, Py_ssize_t nbytes) except -1:
         """Whether an operation uses memory of the node, opened when worthwhile; all ranks give the same answer."""
@@ -139,6 +138,8 @@ cdef class InNode(Path):
         """Move the parts in `sent` to the places in `received`; `largest`: see node_begin."""
         cdef int first = root if what == SCATTER else 0
         cdef int part = 0 if what == ALL_GATHER_LIST or what == GATHER else self.rank
+        if self.node.cells != NULL and (what == GATHER or what == SCATTER):
+            return self.passes(what, call_of(what, root, 0), n_sent, n_received, first, part, root, NULL)
         return self.rounds(call_of(what, root, 0), n_sent, n_received, first, part, NULL, largest)
 
     cdef int reduce_array(self, int what, Array* x, int place, int root, int ranks):
@@ -147,6 +148,8 @@ cdef class InNode(Path):
         cdef uint64_t call = call_of(what, root << 4 | place, mpi.kinds[number])
         self.sent[0] = self.received[0] = <char*>PyArray_DATA(x)
         self.sent_bytes[0] = self.received_bytes[0] = PyArray_NBYTES(x)
+        if self.node.cells != NULL and self.sent_bytes[0] <= node_cell_room(1):
+            return self.passes(what, call, 1, ranks, 0, 0, root, mpi.folds[place][number])
         return self.rounds(call, 1, ranks, 0, 0, mpi.folds[place][number], max(self.sent_bytes[0], 1))
 
     cdef int reduce_parts(self, int number, int place, size_t largest):
@@ -174,3 +177,31 @@ cdef class InNode(Path):
                                                  self.received_bytes[0])
                 if not node_goes_on(&self.node):
                     return differs
+
+    cdef int passes(self, int what, uint64_t call, int n_sent, int ranks, int first, int part, int root, const Fold* fold):
+        """Do the same where ranks outnumber cores: this rank waits only for the `ranks` ranks from which it takes parts."""
+        cdef int rank, code, differs = 0
+        cdef bint gathers = what == GATHER  # large parts are sent as messages: the other ranks do not wait to hear of them
+        with nogil:
+            node_begin(&self.node, n_sent, 0)
+            code = node_give(&self.node, call, n_sent if ranks == 0 or not gathers else 0, self.sent, self.sent_bytes)
+            if code == NODE_LEAVES and gathers:
+                code = move_large(True, self.sent[0], self.sent_bytes[0], root, self.comm)
+            if code:
+                return code
+            if gathers and ranks > 0:
+                memmove(self.received[root], self.sent[0], min(self.sent_bytes[0], self.received_bytes[root]))
+            for rank in range(first, first + ranks):
+                if gathers and rank == root:
+                    continue
+                code = node_hear(&self.node, call, rank)
+                if code == 0 and fold == NULL:
+                    code = node_take(&self.node, rank, part, self.received[rank - first], self.received_bytes[rank - first])
+                elif code == NODE_LEAVES and gathers:
+                    code = move_large(False, self.received[rank], self.received_bytes[rank], rank, self.comm)
+                if code > 0:
+                    return code
+                differs = code or differs
+            if fold != NULL and ranks > 0 and differs == 0:
+                differs = node_take_reduced(&self.node, fold, ranks, part, self.received[0], self.received_bytes[0])
+            return differs

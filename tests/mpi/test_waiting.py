@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 import hpccomm as hc
 from hpccomm.job import mpi_library
 from hpccomm.native import fastpath
+from tests.native.test_fastpath import one_of_lists
 
 pytestmark = [
     pytest.mark.mpi(min_size=2),
@@ -83,13 +85,50 @@ def test_operations_of_ranks_that_sleep_have_numpys_results(group: hc.ProcessGro
             np.testing.assert_array_equal(np.concatenate(gathered), np.arange(n) * turn)
 
 
-def test_small_broadcasts_are_left_to_mpi(group: hc.ProcessGroup) -> None:
-    for nbytes in (8, 512, 513, 4096):
+def test_broadcasts_in_a_cell_and_in_a_slot(group: hc.ProcessGroup) -> None:
+    for nbytes in (8, 896, 897, 4096):
         for strided in (False, True):
             whole = np.full(2 * nbytes, group.rank, np.uint8)
             array = whole[::2] if strided and group.rank == 0 else whole[:nbytes]
             hc.broadcast(array, group.size - 1, group=group)
             np.testing.assert_array_equal(array, np.full(nbytes, group.size - 1, np.uint8))
+
+
+def test_a_rank_that_takes_no_values_is_many_operations_ahead(
+    process_group: hc.ProcessGroup, group: hc.ProcessGroup
+) -> None:
+    last, turns = group.size - 1, 30  # fewer than cells
+    arrays = [np.array([1000 * turn + group.rank]) for turn in range(turns)]
+    if group.rank != last:
+        hc.barrier(process_group)  # the last rank calls it when it has ended all operations
+    for array in arrays:
+        hc.broadcast(array, last, group=group)
+    if group.rank == last:
+        hc.barrier(process_group)
+    np.testing.assert_array_equal(np.concatenate(arrays), 1000 * np.arange(turns) + last)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_random_programs_of_lists(group: hc.ProcessGroup, seed: int) -> None:
+    generator = np.random.default_rng([1, seed])
+    for _ in range(50):
+        one_of_lists(generator, group)
+
+
+def test_a_rank_that_takes_values_hears_of_another_call(group: hc.ProcessGroup) -> None:
+    outputs = [np.zeros(3) for _ in range(group.size)]
+    with pytest.raises(hc.DistBackendError, match=r"rank \d of the group calls another operation, or with another op"):
+        if group.rank == 0:
+            hc.gather(np.ones(3), outputs, 0, group=group)
+        else:
+            hc.scatter(np.ones(3), None, 0, group=group)
+    array = np.ones(2000 if group.rank == 0 else 3)  # in a slot, and in a cell
+    with contextlib.ExitStack() as stack:
+        if group.rank < 2:  # the others only give values
+            error = r"reduce .*: rank \d of the group calls another operation"
+            stack.enter_context(pytest.raises(hc.DistBackendError, match=error))
+        hc.reduce(array, 1, group=group)
+    hc.barrier(group)
 
 
 @pytest.mark.parametrize("count", [3, 1 << 18])  # packed; copied from array to array

@@ -52,8 +52,10 @@ static int progress(void *context) /* an error of MPI, once, where `context` ask
 
 static Node node_of(int rank, int *error)
 {
-    return (Node){.flags = (Flags *)memory, .slots = memory + node_flags_bytes(ranks), .slot = SLOT, .one_phase = 512,
-                  .rank = rank, .ranks = ranks, .looks = 10, .yields = yields, .progress = progress, .context = error};
+    Node node = {.one_phase = 512, .rank = rank, .ranks = ranks, .looks = 10, .yields = yields, .progress = progress,
+                 .context = error};
+    node_map(&node, memory, yields >= 0, SLOT);
+    return node;
 }
 
 static double value(int rank, int round, size_t i) { return (double)((rank + 1) * ((int)(i % 97) + round % 13)); }
@@ -64,6 +66,56 @@ static void check(int is_right, const char *what, int round)
         printf("wrong: %s in round %d\n", what, round);
         exit(1);
     }
+}
+
+/* Operations in which a rank waits only for those whose values it takes, and one rank takes none; the last are large, or
+ * too large, now and then. */
+static void ahead(Node *n, int round)
+{
+    static const size_t counts[] = {1, 5, 40, 100, LARGEST};
+    int giver = round / 30 % ranks;
+    double *mine = malloc(sizeof(double) * LARGEST), *taken = malloc(sizeof(double) * LARGEST);
+    unsigned seed = (unsigned)round;
+    for (int operation = 0; operation < 3 * CELLS; operation++) {
+        int which = rand_r(&seed) % (giver ? 2 : 3), root = which ? (giver + 1) % ranks : giver, code = 0;
+        size_t count = counts[rand_r(&seed) % (operation < 2 * CELLS ? 3 : 5)], bytes = count * sizeof(double);
+        char *own = (char *)mine;
+        for (size_t i = 0; i < count; i++)
+            mine[i] = value(n->rank, operation, i);
+        if (which == 0) {
+            check(node_broadcast(n, 20, root, own, bytes) == 0, "broadcast ahead", operation);
+            for (size_t i = 0; i < count; i++)
+                check(mine[i] == value(root, operation, i), "values of a broadcast ahead", operation);
+            continue;
+        }
+        node_begin(n, 1, 0);
+        code = node_give(n, 21, 1, &own, &bytes);
+        check(code == (bytes > SLOT - LINE ? NODE_LEAVES : 0), "giving", operation);
+        if (which == 1) { /* a gather */
+            for (int r = 0; n->rank == root && r < ranks; r++) {
+                check(node_hear(n, 21, r) == code, "hearing", operation);
+                check(code || node_take(n, r, 0, (char *)taken, bytes) == 0, "taking", operation);
+                for (size_t i = 0; code == 0 && i < count; i++)
+                    check(taken[i] == value(r, operation, i), "values of a gather ahead", operation);
+            }
+            continue;
+        }
+        for (int r = 0; r <= n->rank; r++) /* a scan */
+            check(node_hear(n, 21, r) == code, "hearing", operation);
+        check(code || node_take_reduced(n, sum_f8, n->rank + 1, 0, (char *)taken, bytes) == 0, "reducing", operation);
+        for (size_t i = 0; code == 0 && i < count; i++) {
+            double sum = 0;
+            for (int r = 0; r <= n->rank; r++)
+                sum += value(r, operation, i);
+            check(taken[i] == sum, "values of a scan ahead", operation);
+        }
+    }
+    /* a giver that differs: without its number, its call in an earlier barrier would be taken for this one */
+    check(node_barrier(n, 22) == 0 && node_barrier(n, 22) == 0, "barriers", round);
+    int code = n->rank ? node_barrier(n, 22) : node_give(n, 21, 0, NULL, NULL);
+    check(code == (n->rank ? NODE_DIFFERS : 0), "an operation ahead that differs", round);
+    free(mine);
+    free(taken);
 }
 
 static void *run(void *number)
@@ -185,6 +237,8 @@ static void *run(void *number)
             code = node_all_reduce(&node, rank == root ? 6 : 7, sum_f8, sizeof(double), (char *)x, 3);
             check(code == NODE_DIFFERS, "difference", round);
         }
+        if (node.cells && round % 30 == 29)
+            ahead(&node, round);
         check(node_meet(&own) == 0, "meeting", round);
         check(node_has_met(&own), "has met", round);
         check(node_take_all_reduced(&own, sum_f8, (char *)z, sizeof(double) * count_own) == 0, "taking", round);
@@ -254,14 +308,14 @@ static int other_rank_comes(void *flags)
 static void count_wakes(size_t size)
 {
     Node nodes[16];
-    char x[8] = {0};
+    char x[SLOT] = {0};
     memset(memory, 0, size);
     for (int rank = 0; rank < ranks; rank++) {
         nodes[rank] = node_of(rank, NULL);
         nodes[rank].yields = 0;
     }
     for (int asleep = 0; asleep < 2; asleep++) {
-        memset(memory, 0, node_flags_bytes(ranks));
+        memset(memory, 0, node_flags_bytes(ranks, 1));
         nodes->flags->sleepers.sleeping = (uint32_t)asleep;
         for (int rank = 0; rank < ranks; rank++) {
             wakes = 0;
@@ -269,9 +323,12 @@ static void count_wakes(size_t size)
             node_show(&nodes[rank], 1, 0, 0);
             check(wakes == (asleep && rank == ranks - 1), "wakes of the rank", rank);
         }
-        wakes = 0;
-        check(node_broadcast(&nodes[1], 2, 1, x, sizeof x) == 0, "broadcast", 1);
-        check(wakes == asleep, "wakes of the root", asleep);
+        for (size_t bytes = 8; bytes <= SLOT; bytes *= SLOT / 8) { /* in a cell; in a slot */
+            wakes = 0;
+            check(node_broadcast(&nodes[1], 2, 1, x, bytes) == 0, "broadcast", 1);
+            check(wakes == asleep, "wakes of the root", asleep);
+            nodes[1].number = 1;
+        }
         nodes[1].number = 0;
     }
     memset(memory, 0, size);
@@ -290,7 +347,7 @@ int main(int argc, char **argv)
     ranks = atoi(argv[1]);
     rounds = atoi(argv[2]);
     has_avx2 = look_for_avx2() && ranks != 2; /* both loops are run */
-    size_t size = ((size_t)ranks * node_bytes(0, ranks, SLOT) + LINE - 1) / LINE * LINE;
+    size_t size = ((size_t)ranks * node_bytes(0, ranks, 1, SLOT) + LINE - 1) / LINE * LINE;
     memory = aligned_alloc(LINE, size);
     memset(memory, 0, size);
     size_t size_of_halves = (node_halves_bytes(ranks, OWN * sizeof(double)) + LINE - 1) / LINE * LINE;

@@ -29,7 +29,7 @@ MUTANTS = {
     "sets are not alternated": ("+ (number & 1)) *", "+ (number & 0)) *"),
     "calls are noted in one place": ("int set = n->number & 1;", "int set = 0;"),
     "rounds are not compared": ("node_show(n, call, bytes + at,", "node_show(n, call, bytes,"),
-    "the next set is not waited for": ("if (n->settled < before)", "if (0)"),
+    "the next set is not waited for": ("if (n->settled + sets <= number)", "if (0)"),
     "parts are taken before they are there": (
         "if ((code = node_wait(n, &other->begun, n->number)))\n            return code;",
         "",
@@ -44,10 +44,20 @@ MUTANTS = {
     ),
 }
 
+# The same for ranks that may go on before the others.
+AHEAD_MUTANTS = {
+    "the next cell is not waited for": ("in_cell ? CELLS : SETS", "in_cell ? 8 * CELLS : SETS"),
+    "a slot is used like a cell": ("in_cell ? CELLS : SETS", "CELLS"),
+    "a giver is not waited for": ("code = node_wait(n, &other->begun, n->number);", "code = 0;"),
+    "an earlier operation's cell is taken": ("->number == n->number;\n}", "->number != 0;\n}"),
+    "the number of a slot's values is not compared": ("other->number[set] == n->number &&", ""),
+}
+
 # The same for ranks that sleep.
 SLEEPING_MUTANTS = {
     "the last rank wakes nobody": ("atomic_load(FLAG_OF(other)) < n->number", "atomic_load(FLAG_OF(other)) > 0"),
     "a root wakes nobody": ("node_show(n, call, bytes + at, n->rank == root)", "node_show(n, call, bytes + at, 0)"),
+    "a giver wakes nobody": ("offsetof(Flags, begun), 1)", "offsetof(Flags, begun), 0)"),
     "a sleeper does not count itself": ("atomic_fetch_add(&s->sleeping, 1);", ""),
     "a sleeper does not check again": ("if (atomic_load(flag) < number)\n", ""),
 }
@@ -102,6 +112,14 @@ def test_what_is_left_out_is_noticed(tmp_path: Path, mutant: str) -> None:
     assert any(before in header.read_text() for header in HEADERS)
     ranks = 2 if mutant == "rounds are not compared" else 3
     done = run(built(tmp_path, "thread", before, after), ranks, 3000)
+    assert done.returncode == 66 or "wrong:" in done.stdout, (done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize("mutant", AHEAD_MUTANTS)
+def test_what_is_left_out_is_noticed_where_ranks_do_not_meet(tmp_path: Path, mutant: str) -> None:
+    before, after = AHEAD_MUTANTS[mutant]
+    assert any(before in header.read_text() for header in HEADERS)
+    done = run(built(tmp_path, "thread", before, after), 3, 3000, yields=0)
     assert done.returncode == 66 or "wrong:" in done.stdout, (done.returncode, done.stdout, done.stderr)
 
 
