@@ -31,6 +31,7 @@ LARGEST_SLOT = 512 << 10  # bytes
 OWN_SLOT = 8 << 10  # of a rank alone in its group
 ALIGNMENT = 64
 LARGEST_WINDOW = 32 << 20
+LARGEST_EXCHANGE = 128 << 10 if MPI.get_vendor()[0] == "Open MPI" else 512 << 10  # with one copy MPI is faster
 ONE_PHASE = 16 << 10  # bytes of all ranks together
 BEFORE = 8  # a group's first operations that go to MPI before memory is made; a reduction makes it at once
 LOOKS = 2000  # polls of a flag before the core is yielded to other processes and MPI makes progress
@@ -88,7 +89,7 @@ class CompiledFastPath(fastpath.FastPath, MPIFastPath):
         if tuning.node_bytes:
             limits = tuning.node_bytes, max(tuning.node_bytes, tuning.node_reduction_bytes)
             moved, reduced = limits if self._size > 1 else (OWN_SLOT, OWN_SLOT)  # alone: few operations use it
-            self.use_node(moved, reduced, BEFORE)
+            self.use_node(moved, reduced, LARGEST_EXCHANGE, BEFORE)
 
     def open_node(self) -> None:
         """Make the memory that the ranks share, if they are on one node and there is room; collective."""
@@ -110,7 +111,7 @@ class CompiledFastPath(fastpath.FastPath, MPIFastPath):
             self.map_node(0, 0, 0, 0, NEVER)
             return
         self.map_node(address_of(self._memory.parts[0]), slot, ONE_PHASE, looks, yields)
-        self.node_part = slot - ALIGNMENT
+        self.node_part = slot
 
     def _new_window(self, nbytes: list[int], behind_flags: int) -> Window | None:
         from .shared_memory import MOST_NODE_WINDOWS, Window, has_room_to_spare, is_on_one_node, on_all

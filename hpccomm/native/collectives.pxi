@@ -240,8 +240,8 @@ cdef class Collectives(InNode):
 
     def all_to_all_single(self, output, array):
         """Do an all_to_all_single of equal parts, or return False."""
-        cdef Array* y = plain(output, self.largest)
-        cdef Array* x = plain(array, self.largest)
+        cdef Array* y = plain(output, LARGEST_COUNT)
+        cdef Array* x = plain(array, LARGEST_COUNT)
         if not self.is_pair(y, x) or PyArray_NBYTES(x) != PyArray_NBYTES(y) or type_of(x) == 0:
             return False
         if not (PyArray_NDIM(x) and PyArray_NDIM(y)) or PyArray_DIM(x, 0) % self.size or PyArray_DIM(y, 0) % self.size:
@@ -250,7 +250,7 @@ cdef class Collectives(InNode):
         cdef int code = 0, part = count_of(x) // self.size
         if self.is_alone:
             copy_bytes(PyArray_DATA(y), PyArray_DATA(x), PyArray_NBYTES(x))
-        elif self.is_in_node(PyArray_NBYTES(x)):
+        elif self.exchanges_in_node(PyArray_NBYTES(x)):
             code = self.move_equal_parts(y, x)
         else:
             with nogil:
@@ -261,7 +261,10 @@ cdef class Collectives(InNode):
         """Like node_broadcast, for an all_to_all_single of equal parts of arrays that share no memory."""
         cdef Array* y = without_gaps(output)
         cdef Array* x = without_gaps(array)
-        return self.is_in_node(PyArray_NBYTES(x)) and self.has_ended(self.move_equal_parts(y, x), "all_to_all_single")
+        return self.exchanges_in_node(PyArray_NBYTES(x)) and self.has_ended(self.move_equal_parts(y, x), "all_to_all_single")
+
+    cdef bint exchanges_in_node(self, Py_ssize_t nbytes) except -1:
+        return nbytes <= self.node_exchanged and self.is_in_node(nbytes)
 
     cdef int move_equal_parts(self, Array* y, Array* x):
         """Do an all_to_all_single of equal parts in memory of the node."""

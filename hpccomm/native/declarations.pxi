@@ -112,7 +112,7 @@ cdef extern from "node.h" nogil:
     size_t node_room(const Node* n, size_t parts)
     void node_begin(Node* n, size_t parts, size_t largest)
     bint node_goes_on(Node* n)
-    size_t node_cell_room(size_t parts)
+    size_t node_cell_room()
     int node_post(Node* n, uint64_t call, size_t parts, char** data, const size_t* nbytes)
     int node_give(Node* n, uint64_t call, size_t parts, char** data, const size_t* nbytes)
     int node_hear(Node* n, uint64_t call, int rank)

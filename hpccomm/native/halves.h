@@ -20,7 +20,7 @@ static inline void node_make_halves(Node *n, char *memory /* zeroed */, size_t s
     n->flags = (Flags *)memory;
     n->cells = NULL;
     n->slots = memory + (size_t)n->ranks * sizeof(Flags);
-    n->slot = slot;
+    n->slot = n->stride = slot;
     n->number = n->settled = 0;
 }
 

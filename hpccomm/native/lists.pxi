@@ -293,7 +293,7 @@ cdef class Lists(Collectives):
             self.received_bytes[rank] = 0
         for i in range(first, n):
             for rank in range(self.size):
-                if self.received_bytes[rank] + nbytes_at(arrays, rank * n + i) > self.node.slot - LINE:
+                if self.received_bytes[rank] + nbytes_at(arrays, rank * n + i) > self.node.slot:
                     return i
             for rank in range(self.size):
                 self.received_bytes[rank] += nbytes_at(arrays, rank * n + i)

@@ -68,7 +68,8 @@ typedef struct {
     Flags *flags;
     Cell *cells;      /* NULL: no rank goes on before the others */
     char *slots;      /* the result comes first */
-    size_t slot;      /* bytes */
+    size_t slot;      /* bytes of values */
+    size_t stride;    /* from slot to slot */
     size_t one_phase; /* if all ranks' bytes together are at most this, each rank reduces everything */
     int rank, ranks;
     int looks;                 /* polls before the core is yielded to other processes */
@@ -89,7 +90,7 @@ static inline size_t node_flags_bytes(int ranks, int has_cells)
 
 static inline size_t node_bytes(int rank, int ranks, int has_cells, size_t slot)
 {
-    return SETS * slot + (rank ? 0 : node_flags_bytes(ranks, has_cells) + slot);
+    return (slot + NODE_PAGE) * (rank ? SETS : SETS + 1) + (rank ? 0 : node_flags_bytes(ranks, has_cells));
 }
 
 static inline void node_map(Node *n, char *memory /* flags and cells are zero */, int has_cells, size_t slot)
@@ -98,11 +99,12 @@ static inline void node_map(Node *n, char *memory /* flags and cells are zero */
     n->cells = has_cells ? (Cell *)(n->flags + n->ranks) : NULL;
     n->slots = memory + node_flags_bytes(n->ranks, has_cells);
     n->slot = slot;
+    n->stride = slot + NODE_PAGE; /* the last bytes say where the parts of a list are */
 }
 
 static inline char *node_slot(Node *n, uint64_t number, int rank)
 {
-    return n->slots + (1 + SETS * (size_t)rank + (number & 1)) * n->slot;
+    return n->slots + (1 + SETS * (size_t)rank + (number & 1)) * n->stride;
 }
 
 static inline Cell *node_cell(Node *n, int rank)
@@ -378,22 +380,16 @@ typedef struct {
 
 #define NODE_TOO_LARGE UINT64_MAX
 
-/* Return the bytes before the parts, which say where each part is. */
-static inline size_t node_head(size_t parts)
+/* Return the most bytes of one part that fits into a cell. */
+static inline size_t node_cell_room(void)
 {
-    return (parts * sizeof(Part) + LINE - 1) / LINE * LINE;
-}
-
-/* Return the most bytes of each part, so that `parts` parts fit into a cell. */
-static inline size_t node_cell_room(size_t parts)
-{
-    return (sizeof((Cell *)0)->data - node_head(parts)) / parts / LINE * LINE;
+    return (sizeof((Cell *)0)->data - sizeof(Part)) / LINE * LINE;
 }
 
 /* Return the most bytes of each part, so that `parts` parts fit into a slot. */
 static inline size_t node_room(const Node *n, size_t parts)
 {
-    return (n->slot - node_head(parts)) / parts / LINE * LINE;
+    return n->slot / parts / LINE * LINE;
 }
 
 /* Begin to move parts. If all ranks know the size of the largest part, parts go in as many rounds as necessary;
@@ -443,21 +439,21 @@ static inline int node_meet_filled(Node *n, uint64_t call, uint64_t size)
     return differs ? differs : leaves;
 }
 
-/* Return the bytes of this round's slices and of what is before them. */
 static inline size_t node_filling(Node *n, size_t parts, const size_t *bytes)
 {
-    size_t end = node_head(parts);
+    size_t end = 0;
     for (size_t i = 0; i < parts; i++)
         end += (node_slice(n, bytes[i]) + LINE - 1) / LINE * LINE;
     return end;
 }
 
-static inline void node_fill(Node *n, char *place, size_t parts, char *const *data, const size_t *bytes)
+/* Put the parts into a cell or a slot; their places stand at its end, the first part's last. */
+static inline void node_fill(Node *n, char *place, char *end, size_t parts, char *const *data, const size_t *bytes)
 {
-    size_t at = node_head(parts);
+    size_t at = 0;
     for (size_t i = 0; i < parts; i++) {
         size_t slice = node_slice(n, bytes[i]);
-        ((Part *)place)[i] = (Part){at, slice};
+        ((Part *)end)[-1 - (ptrdiff_t)i] = (Part){at, slice};
         copy_bytes(place + at, data[i] + (slice ? n->at : 0), slice);
         at += (slice + LINE - 1) / LINE * LINE;
     }
@@ -470,8 +466,9 @@ static inline int node_post(Node *n, uint64_t call, size_t parts, char *const *d
     int code, fits = node_filling(n, parts, bytes) <= n->slot;
     if ((code = node_next(n)))
         return code;
+    char *slot = node_slot(n, n->number, n->rank);
     if (fits)
-        node_fill(n, node_slot(n, n->number, n->rank), parts, data, bytes);
+        node_fill(n, slot, slot + n->stride, parts, data, bytes);
     return node_meet_filled(n, call, fits ? n->largest + n->at : NODE_TOO_LARGE);
 }
 
@@ -479,16 +476,18 @@ static inline int node_post(Node *n, uint64_t call, size_t parts, char *const *d
  * node_hear. Return NODE_LEAVES if they fit into neither. */
 static inline int node_give(Node *n, uint64_t call, size_t parts, char *const *data, const size_t *bytes)
 {
-    size_t end = node_filling(n, parts, bytes);
-    int in_cell = end <= sizeof n->cells->data, code = node_next_of(n, in_cell ? CELLS : SETS);
+    size_t filling = node_filling(n, parts, bytes);
+    int in_cell = filling + parts * sizeof(Part) <= sizeof n->cells->data, fits = filling <= n->slot;
+    int code = node_next_of(n, in_cell ? CELLS : SETS);
     if (code)
         return code;
     Cell *cell = node_cell(n, n->rank);
-    if (end <= n->slot)
-        node_fill(n, in_cell ? cell->data : node_slot(n, n->number, n->rank), parts, data, bytes);
+    char *place = in_cell ? cell->data : node_slot(n, n->number, n->rank);
+    if (fits)
+        node_fill(n, place, in_cell ? (char *)(cell + 1) : place + n->stride, parts, data, bytes);
     if (!in_cell) {
-        node_show(n, call, end <= n->slot ? 0 : NODE_TOO_LARGE, 1);
-        return end <= n->slot ? 0 : NODE_LEAVES;
+        node_show(n, call, fits ? 0 : NODE_TOO_LARGE, 1);
+        return fits ? 0 : NODE_LEAVES;
     }
     cell->number = n->number;
     cell->call = call;
@@ -519,9 +518,11 @@ static inline int node_hear(Node *n, uint64_t call, int rank)
 /* Return this round's slice of a part of a rank; NULL if its size differs. */
 static inline const char *node_part(Node *n, int rank, size_t part, size_t bytes)
 {
-    const char *place = node_has_cell(n, rank) ? node_cell(n, rank)->data : node_slot(n, n->number, rank);
-    if (((const Part *)place)[part].bytes == node_slice(n, bytes))
-        return place + ((const Part *)place)[part].at;
+    Cell *cell = node_has_cell(n, rank) ? node_cell(n, rank) : NULL;
+    const char *place = cell ? cell->data : node_slot(n, n->number, rank);
+    const Part *found = (const Part *)(cell ? (char *)(cell + 1) : place + n->stride) - 1 - part;
+    if (found->bytes == node_slice(n, bytes))
+        return place + found->at;
     n->differing = rank;
     return NULL;
 }
@@ -560,7 +561,7 @@ static inline int node_broadcast(Node *n, uint64_t call, int root, char *x, size
 {
     size_t at = 0;
     int code;
-    if (n->cells && bytes <= node_cell_room(1)) {
+    if (n->cells && bytes <= node_cell_room()) {
         node_begin(n, 1, 0);
         code = node_give(n, call, n->rank == root, &x, &bytes);
         if (code == 0 && n->rank != root && (code = node_hear(n, call, root)) == 0)

@@ -90,7 +90,7 @@ static void ahead(Node *n, int round)
         }
         node_begin(n, 1, 0);
         code = node_give(n, 21, 1, &own, &bytes);
-        check(code == (bytes > SLOT - LINE ? NODE_LEAVES : 0), "giving", operation);
+        check(code == (bytes > SLOT ? NODE_LEAVES : 0), "giving", operation);
         if (which == 1) { /* a gather */
             for (int r = 0; n->rank == root && r < ranks; r++) {
                 check(node_hear(n, 21, r) == code, "hearing", operation);
