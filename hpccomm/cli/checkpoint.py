@@ -20,6 +20,7 @@ from ..checkpoint.local import check_owner, local_folder
 from ..checkpoint.together import CheckpointError
 from ..checkpoint.writer import in_words
 from ..debug.words import size_in_words
+from .tables import print_table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -106,11 +107,8 @@ def _report(found: list[Found], arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([_as_json(each) for each in found], indent=2))
         return 1 if any(each.problems for each in found) else 0
-    rows: list[tuple[str, ...]] = [("step", "where", "whole", "files", "ranks", "arrays", "size", "saved")]
-    rows += [_row(each, "folder" if each.folder == arguments.folder else "node") for each in found]
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    for row in rows:
-        print("  ".join(map(str.ljust, row, widths)).rstrip())
+    rows = [_row(each, "folder" if each.folder == arguments.folder else "node") for each in found]
+    print_table(rows, ("step", "where", "whole", "files", "ranks", "arrays", "size", "saved"))
     for each in found:
         for problem in each.problems:
             print(f"step {each.step}: {problem}")

@@ -22,6 +22,7 @@ from ..process.environment import Placement, Seen, disagreements, placement
 from ..process.host_list import fold
 from . import binding
 from .main import is_first_process
+from .tables import print_table
 
 # A name, its value in words ("": not printed), and its value in JSON (default: the words; None: not in JSON).
 Fact = tuple[str, str] | tuple[str, str, Any]
@@ -43,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print(json.dumps({name: said[-1] for name, *said in facts if said[-1] is not None}, indent=2))
         else:
-            print("\n".join(f"{name:<16} {said[0]}" for name, *said in facts if said[0]))
+            print_table([(f"{name:<15}", said[0]) for name, *said in facts if said[0]])
     return 0
 
 

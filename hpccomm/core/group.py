@@ -502,6 +502,19 @@ class ProcessGroup(Operations, MPI4PyNames):
                 group = group.successor
             group.destroy()
 
+    def describe(self) -> str:
+        """Return the group's rank, size and device map, and the ways that it has chosen by timing, one on each line.
+
+        Of `broadcast`, `all_gather_single` and `all_to_all_single` of 64 KiB and more, a group within a node times
+        memory of the node and MPI during its first calls of each size class. ``HPCCOMM_TUNING`` turns this off.
+        """
+        lines = [repr(self)]
+        for name, nbytes, is_by_mpi, in_node, by_mpi in self.dispatcher.fast_path.decided():
+            ways = [f"memory of the node ({in_node / 1000:.0f} us)", f"MPI ({by_mpi / 1000:.0f} us)"]
+            chosen, other = reversed(ways) if is_by_mpi else ways
+            lines.append(f"{name} from {nbytes >> 10} to {nbytes >> 9} KiB: by {chosen}, not {other}")
+        return "\n".join(lines)
+
     def __repr__(self) -> str:
         state = ", destroyed" if self.is_destroyed else ""
         return f"<ProcessGroup {self.name!r}: rank {self.rank} of {self.size}, {self.config}{state}>"

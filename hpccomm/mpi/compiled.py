@@ -31,7 +31,6 @@ LARGEST_SLOT = 512 << 10  # bytes
 OWN_SLOT = 8 << 10  # of a rank alone in its group
 ALIGNMENT = 64
 LARGEST_WINDOW = 32 << 20
-LARGEST_EXCHANGE = 128 << 10 if MPI.get_vendor()[0] == "Open MPI" else 512 << 10  # with one copy MPI is faster
 ONE_PHASE = 16 << 10  # bytes of all ranks together
 BEFORE = 8  # a group's first operations that go to MPI before memory is made; a reduction makes it at once
 LOOKS = 2000  # polls of a flag before the core is yielded to other processes and MPI makes progress
@@ -89,7 +88,8 @@ class CompiledFastPath(fastpath.FastPath, MPIFastPath):
         if tuning.node_bytes:
             limits = tuning.node_bytes, max(tuning.node_bytes, tuning.node_reduction_bytes)
             moved, reduced = limits if self._size > 1 else (OWN_SLOT, OWN_SLOT)  # alone: few operations use it
-            self.use_node(moved, reduced, LARGEST_EXCHANGE, BEFORE)
+            self.use_node(moved, reduced, BEFORE)
+            self.tries = tuning._replace(segment_bytes=Tuning().segment_bytes) == Tuning()
 
     def open_node(self) -> None:
         """Make the memory that the ranks share, if they are on one node and there is room; collective."""

@@ -1,7 +1,7 @@
 # Collectives of one array. `NAME` does the operation or returns False. `node_NAME` does it in memory of the node, for
 # arrays that the checked path has prepared for MPI, or returns False. Both end in the same function.
 
-cdef class Collectives(InNode):
+cdef class Collectives(Trials):
     """The collectives of one array."""
 
     def broadcast(self, array, root):
@@ -23,17 +23,20 @@ cdef class Collectives(InNode):
             self.broadcast_memory(<char*>PyArray_DATA(x), 0, PyArray_NBYTES(x), 0, root), "broadcast")
 
     cdef int broadcast_memory(self, char* data, int count, Py_ssize_t nbytes, Handle datatype, int root) except? -9:
-        """Broadcast `nbytes` bytes, which are `count` values; return 0 or an error code."""
-        cdef int code
+        """Broadcast `nbytes` bytes, which are `count` values (datatype 0: not by MPI); return 0 or an error code."""
+        cdef bint in_node
         if self.is_alone:
             return 0
-        cdef bint in_node = self.is_in_node(nbytes)
+        cdef int code = self.choose(BROADCAST, root, nbytes, &in_node)
+        if code or not (in_node or datatype):
+            return code or NODE_LEAVES
+        cdef int64_t began = self.time()
         with nogil:
             if in_node:
                 code = node_broadcast(&self.node, call_of(BROADCAST, root, 0), root, data, nbytes)
             else:
                 code = mpi.bcast(data, count, datatype, root, self.comm)
-        return code
+        return self.has_taken(in_node, began, code)
 
     def all_reduce(self, array, op):
         """Do an all_reduce, or return False."""
@@ -182,18 +185,21 @@ cdef class Collectives(InNode):
             "all_gather_single")
 
     cdef int all_gather_memory(self, char* y, char* x, int count, Py_ssize_t nbytes, Handle datatype) except? -9:
-        """Gather `nbytes` bytes, which are `count` values, from each rank; return 0 or an error code."""
+        """Like broadcast_memory, for `nbytes` bytes from each rank."""
         if self.is_alone:
             copy_bytes(y, x, nbytes)
             return 0
-        cdef int code
-        cdef bint in_node = self.is_in_node(nbytes * self.size)
+        cdef bint in_node
+        cdef int code = self.choose(ALL_GATHER, 0, nbytes * self.size, &in_node)
+        if code or not (in_node or datatype):
+            return code or NODE_LEAVES
+        cdef int64_t began = self.time()
         with nogil:
             if in_node:
                 code = node_all_gather(&self.node, call_of(ALL_GATHER, 0, 0), y, x, nbytes)
             else:
                 code = mpi.allgather(x, count, datatype, y, count, datatype, self.comm)
-        return code
+        return self.has_taken(in_node, began, code)
 
     def reduce_scatter_single(self, output, array, op):
         """Do a reduce_scatter_single, or return False."""
@@ -247,34 +253,36 @@ cdef class Collectives(InNode):
         if not (PyArray_NDIM(x) and PyArray_NDIM(y)) or PyArray_DIM(x, 0) % self.size or PyArray_DIM(y, 0) % self.size:
             return False
         self.notes(ALL_TO_ALL_SINGLE, PyArray_TYPE(x), PyArray_NBYTES(y) + PyArray_NBYTES(x), NOBODY, NOBODY)
-        cdef int code = 0, part = count_of(x) // self.size
-        if self.is_alone:
-            copy_bytes(PyArray_DATA(y), PyArray_DATA(x), PyArray_NBYTES(x))
-        elif self.exchanges_in_node(PyArray_NBYTES(x)):
-            code = self.move_equal_parts(y, x)
-        else:
-            with nogil:
-                code = mpi.alltoall(PyArray_DATA(x), part, type_of(x), PyArray_DATA(y), part, type_of(x), self.comm)
-        return self.ends(code, "all_to_all_single")
+        return self.ends(self.move_equal_parts(y, x, type_of(x)), "all_to_all_single")
 
     def node_all_to_all(self, output, array):
         """Like node_broadcast, for an all_to_all_single of equal parts of arrays that share no memory."""
         cdef Array* y = without_gaps(output)
         cdef Array* x = without_gaps(array)
-        return self.exchanges_in_node(PyArray_NBYTES(x)) and self.has_ended(self.move_equal_parts(y, x), "all_to_all_single")
+        return self.is_in_node(PyArray_NBYTES(x)) and self.has_ended(self.move_equal_parts(y, x, 0), "all_to_all_single")
 
-    cdef bint exchanges_in_node(self, Py_ssize_t nbytes) except -1:
-        return nbytes <= self.node_exchanged and self.is_in_node(nbytes)
-
-    cdef int move_equal_parts(self, Array* y, Array* x):
-        """Do an all_to_all_single of equal parts in memory of the node."""
-        cdef int i
+    cdef int move_equal_parts(self, Array* y, Array* x, Handle datatype) except? -9:
+        """Like broadcast_memory, for an all_to_all_single of equal parts."""
+        if self.is_alone:
+            copy_bytes(PyArray_DATA(y), PyArray_DATA(x), PyArray_NBYTES(x))
+            return 0
+        cdef bint in_node
+        cdef int i, code = self.choose(ALL_TO_ALL_SINGLE, 0, PyArray_NBYTES(x), &in_node), part
+        if code or not (in_node or datatype):
+            return code or NODE_LEAVES
+        cdef int64_t began = self.time()
         cdef size_t nbytes = PyArray_NBYTES(x) // self.size
-        for i in range(self.size):
-            self.sent[i] = <char*>PyArray_DATA(x) + i * nbytes
-            self.received[i] = <char*>PyArray_DATA(y) + i * nbytes
-            self.sent_bytes[i] = self.received_bytes[i] = nbytes
-        return self.move(ALL_TO_ALL_SINGLE, self.size, self.size, 0, max(nbytes, 1))
+        if in_node:
+            for i in range(self.size):
+                self.sent[i] = <char*>PyArray_DATA(x) + i * nbytes
+                self.received[i] = <char*>PyArray_DATA(y) + i * nbytes
+                self.sent_bytes[i] = self.received_bytes[i] = nbytes
+            code = self.move(ALL_TO_ALL_SINGLE, self.size, self.size, 0, max(nbytes, 1))
+        else:
+            part = count_of(x) // self.size
+            with nogil:
+                code = mpi.alltoall(PyArray_DATA(x), part, datatype, PyArray_DATA(y), part, datatype, self.comm)
+        return self.has_taken(in_node, began, code)
 
     def barrier(self):
         """Do a barrier."""
@@ -292,7 +300,7 @@ cdef class Collectives(InNode):
         cdef bint in_node = self.is_in_node(0)
         with nogil:
             if in_node:
-                code = node_barrier(&self.node, call_of(BARRIER, 0, 0))
+                code = node_barrier(&self.node, call_of(BARRIER, 0, 0), 0)
             else:
                 code = mpi.barrier(self.comm)
         return code

@@ -97,9 +97,9 @@ cdef extern from "node.h" nogil:
     ctypedef struct Part:
         size_t at
         size_t nbytes "bytes"
-    const int NODE_DIFFERS, NODE_LEAVES, LINE
+    const int NODE_DIFFERS, NODE_LEAVES, LINE, SETS
     const uint64_t NODE_TOO_LARGE
-    int node_next(Node* n)
+    int node_next(Node* n, uint64_t sets)
     char* node_slot(Node* n, uint64_t number, int rank)
     int node_meet_filled(Node* n, uint64_t call, uint64_t size)
     size_t node_bytes(int rank, int ranks, bint has_cells, size_t slot)
@@ -119,7 +119,7 @@ cdef extern from "node.h" nogil:
     int node_take(Node* n, int rank, size_t part, char* out, size_t nbytes)
     const char* node_part(Node* n, int rank, size_t part, size_t nbytes)
     int node_take_reduced(Node* n, const Fold* fold, int ranks, size_t part, char* out, size_t nbytes)
-    int node_barrier(Node* n, uint64_t call)
+    int node_barrier(Node* n, uint64_t call, uint64_t count)
     int node_meet(Node* n)
     void node_fold(Node* n, const Fold* fold, char* out, const char* mine, size_t at, size_t nbytes)
     int ranks_outnumber_cores

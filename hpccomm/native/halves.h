@@ -27,7 +27,7 @@ static inline void node_make_halves(Node *n, char *memory /* zeroed */, size_t s
 /* Bytes from `low` to `high` are this rank's own: not copied. The next set is free unless the last operation failed. */
 static inline int node_start(Node *n, uint64_t call, const char *x, size_t bytes, size_t low, size_t high)
 {
-    int code = node_next(n);
+    int code = node_next(n, SETS);
     if (code)
         return code;
     char *slot = node_slot(n, n->number, n->rank);

@@ -247,7 +247,7 @@ static inline int node_meet(Node *n)
 
 /* Take the next number, and wait until its set, of SETS, or its cell, of CELLS, is free: the operation `sets` before it
  * has ended on all ranks. A rank that must wait for a cell waits until half of them are free. */
-static inline int node_next_of(Node *n, uint64_t sets)
+static inline int node_next(Node *n, uint64_t sets)
 {
     int code;
     uint64_t number = ++n->number;
@@ -259,11 +259,6 @@ static inline int node_next_of(Node *n, uint64_t sets)
         n->settled = begun;
     }
     return 0;
-}
-
-static inline int node_next(Node *n)
-{
-    return node_next_of(n, SETS);
 }
 
 /* Reduce `bytes` bytes of all slots, from `at` on, in rank order into `out`; `mine`, if not NULL, has this rank's. */
@@ -293,7 +288,7 @@ static inline int node_all_reduce(Node *n, uint64_t call, const Fold *fold, size
     size_t bytes = count * itemsize;
     int code;
     if (bytes <= n->slot && bytes * (size_t)n->ranks <= n->one_phase) {
-        if ((code = node_next(n)))
+        if ((code = node_next(n, SETS)))
             return code;
         copy_bytes(node_slot(n, n->number, n->rank), x, bytes);
         node_show(n, call, count, 0);
@@ -309,7 +304,7 @@ static inline int node_all_reduce(Node *n, uint64_t call, const Fold *fold, size
     for (size_t at = 0; at < bytes; at += n->slot) {
         size_t part = bytes - at < n->slot ? bytes - at : n->slot, low;
         size_t own = node_share(n, part, n->rank, &low), high = low + own;
-        if ((code = node_next(n)))
+        if ((code = node_next(n, SETS)))
             return code;
         char *slot = node_slot(n, n->number, n->rank), *result = node_result(n);
         copy_bytes(slot, x + at, low);
@@ -338,7 +333,7 @@ static inline int node_reduce_scatter(Node *n, uint64_t call, const Fold *fold, 
     int code;
     for (size_t at = 0; at == 0 || at < bytes; at += room) {
         size_t part = bytes - at < room ? bytes - at : room;
-        if ((code = node_next(n)))
+        if ((code = node_next(n, SETS)))
             return code;
         char *slot = node_slot(n, n->number, n->rank);
         for (int rank = 0; rank < n->ranks; rank++)
@@ -357,7 +352,7 @@ static inline int node_all_gather(Node *n, uint64_t call, char *out, const char 
     int code;
     for (size_t at = 0; at == 0 || at < bytes; at += n->slot) {
         size_t part = bytes - at < n->slot ? bytes - at : n->slot;
-        if ((code = node_next(n)))
+        if ((code = node_next(n, SETS)))
             return code;
         copy_bytes(node_slot(n, n->number, n->rank), x + at, part);
         node_show(n, call, bytes + at, 0);
@@ -464,7 +459,7 @@ static inline void node_fill(Node *n, char *place, char *end, size_t parts, char
 static inline int node_post(Node *n, uint64_t call, size_t parts, char *const *data, const size_t *bytes)
 {
     int code, fits = node_filling(n, parts, bytes) <= n->slot;
-    if ((code = node_next(n)))
+    if ((code = node_next(n, SETS)))
         return code;
     char *slot = node_slot(n, n->number, n->rank);
     if (fits)
@@ -478,7 +473,7 @@ static inline int node_give(Node *n, uint64_t call, size_t parts, char *const *d
 {
     size_t filling = node_filling(n, parts, bytes);
     int in_cell = filling + parts * sizeof(Part) <= sizeof n->cells->data, fits = filling <= n->slot;
-    int code = node_next_of(n, in_cell ? CELLS : SETS);
+    int code = node_next(n, in_cell ? CELLS : SETS);
     if (code)
         return code;
     Cell *cell = node_cell(n, n->rank);
@@ -570,7 +565,7 @@ static inline int node_broadcast(Node *n, uint64_t call, int root, char *x, size
     }
     do {
         size_t part = bytes - at < n->slot ? bytes - at : n->slot;
-        if ((code = node_next(n)))
+        if ((code = node_next(n, SETS)))
             return code;
         if (n->rank == root)
             copy_bytes(node_slot(n, n->number, root), x + at, part);
@@ -591,12 +586,12 @@ static inline int node_broadcast(Node *n, uint64_t call, int root, char *x, size
     return 0;
 }
 
-static inline int node_barrier(Node *n, uint64_t call)
+static inline int node_barrier(Node *n, uint64_t call, uint64_t count)
 {
     int code;
-    if ((code = node_next(n)))
+    if ((code = node_next(n, SETS)))
         return code;
-    node_show(n, call, 0, 0);
+    node_show(n, call, count, 0);
     return node_meet(n);
 }
 

@@ -9,7 +9,7 @@ cdef class InNode(Path):
     """A path whose operations may use memory of the node; a subclass in Python opens that memory."""
 
     cdef Node node  # its flags are NULL until it is open
-    cdef Py_ssize_t node_largest, node_reduced, node_exchanged  # most bytes: of operations, reductions, all_to_all_single
+    cdef Py_ssize_t node_largest, node_reduced  # most bytes: of an operation, of a reduction
     cdef int before_node  # operations that still go to MPI before the memory is opened
     cdef bint has_left  # memory of the node was too small: the checks and MPI do this operation
     cdef char *sent[PARTS]  # the parts of the current operation
@@ -20,13 +20,10 @@ cdef class InNode(Path):
     def __cinit__(self):
         self.node_largest = self.node_reduced = -1
 
-    def use_node(self, Py_ssize_t largest, Py_ssize_t reduced, Py_ssize_t exchanged, int before):
-        """Do operations of at most `largest` bytes in memory of the node, after the first `before`; `reduced` and
-        `exchanged`: the same of reductions and of all_to_all_single.
-        """
+    def use_node(self, Py_ssize_t largest, Py_ssize_t reduced, int before):
+        """Do operations of at most `largest` bytes (reductions: `reduced`) in memory of the node, after the first `before`."""
         if self.size <= PARTS:
             self.node_largest, self.node_reduced, self.before_node = largest, reduced, before
-            self.node_exchanged = min(largest, exchanged)
         self.is_alone = self.size == 1
 
     def map_node(self, uintptr_t address, size_t slot, size_t one_phase, int looks, int yields):

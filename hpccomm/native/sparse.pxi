@@ -43,7 +43,7 @@ cdef class Sparse(Lists):
         cdef list sends = [], receives = []
         with nogil:
             node_begin(&self.node, self.size, 0)
-            code = node_next(&self.node)
+            code = node_next(&self.node, SETS)
         if code:
             return code
         cdef char* slot = node_slot(&self.node, self.node.number, self.rank)

@@ -111,8 +111,8 @@ static void ahead(Node *n, int round)
         }
     }
     /* a giver that differs: without its number, its call in an earlier barrier would be taken for this one */
-    check(node_barrier(n, 22) == 0 && node_barrier(n, 22) == 0, "barriers", round);
-    int code = n->rank ? node_barrier(n, 22) : node_give(n, 21, 0, NULL, NULL);
+    check(node_barrier(n, 22, 0) == 0 && node_barrier(n, 22, 0) == 0, "barriers", round);
+    int code = n->rank ? node_barrier(n, 22, 0) : node_give(n, 21, 0, NULL, NULL);
     check(code == (n->rank ? NODE_DIFFERS : 0), "an operation ahead that differs", round);
     free(mine);
     free(taken);
@@ -230,7 +230,7 @@ static void *run(void *number)
             break;
         }
         default:
-            code = node_barrier(&node, 5);
+            code = node_barrier(&node, 5, 0);
         }
         check(code == 0, "code", round);
         if (round % 50 == 49) { /* ranks that differ hear of it, and go on */

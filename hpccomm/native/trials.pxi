@@ -1,0 +1,106 @@
+# Which way is faster on this node, memory of the node or MPI's own copy, for operations whose bits do not depend on it: a
+# group's first calls of each size class take turns, and the ranks then agree. It differs from machine to machine: memory of
+# the node needs two copies, which are fast between cores with a common cache.
+
+cdef enum:
+    SMALLEST_TRIED = 64 << 10  # bytes
+    TRIED_SIZES = 8  # classes: from each power of two to the next
+    TRIALS = 10  # of both ways together
+    UNDECIDED = 0
+    IN_NODE = 1
+    BY_MPI = 2
+
+cdef struct Trial:
+    int calls, way
+    int64_t best[2]  # nanoseconds of the fastest call in memory of the node and by MPI, at last on the slowest rank
+
+TRIED = {"broadcast": 0, "all_gather_single": 1, "all_to_all_single": 2}
+
+
+cdef class Trials(InNode):
+    """A path that tries both ways if the program's tuning says nothing, and if no rank needs another one's core."""
+
+    cdef Trial[3][TRIED_SIZES] trials
+    cdef Trial* trial  # of the current operation, if it is timed
+    cdef public bint tries
+    cdef public object clock  # None: the system's; otherwise a function that returns nanoseconds
+
+    cdef int choose(self, int what, int root, Py_ssize_t nbytes, bint* in_node) except? -9:
+        """Find the way of an operation of `nbytes` bytes; all ranks give the same answer. Return 0 or an error code."""
+        self.trial = NULL
+        in_node[0] = self.is_in_node(nbytes)
+        if not in_node[0] or not self.tries or nbytes < SMALLEST_TRIED or self.node.yields >= 0:
+            return 0
+        cdef int code, size = 0
+        while size < TRIED_SIZES - 1 and nbytes >> size >= 2 * SMALLEST_TRIED:
+            size += 1
+        cdef Trial* trial = &self.trials[0 if what == BROADCAST else 1 if what == ALL_GATHER else 2][size]
+        if trial.way == UNDECIDED:
+            with nogil:  # calls that differ would otherwise leave the ranks with different counts
+                code = node_barrier(&self.node, call_of(what, root, 1), nbytes)
+            if code:
+                return code
+            if trial.calls < TRIALS:
+                trial.calls += 1
+                self.trial = trial
+                in_node[0] = trial.calls % 2
+                return 0
+            code = self.decide(trial)
+            if code:
+                return code
+        in_node[0] = trial.way == IN_NODE
+        return 0
+
+    cdef int decide(self, Trial* trial) noexcept:
+        """Agree on the faster way; it must be faster by a tenth to replace memory of the node."""
+        cdef int64_t[2 * PARTS] each
+        cdef int code, i
+        with nogil:
+            code = node_all_gather(&self.node, call_of(ALL_GATHER, 1, 1), <char*>each, <char*>trial.best, sizeof(trial.best))
+        if code:
+            return code
+        cdef bint are_known = True
+        for i in range(2 * self.size):
+            are_known = are_known and each[i] > 0
+            trial.best[i % 2] = max(trial.best[i % 2], each[i])
+        trial.way = BY_MPI if are_known and 10 * trial.best[1] < 9 * trial.best[0] else IN_NODE
+        return 0
+
+    cdef inline int64_t time(self) except -1:
+        """Return the time in nanoseconds if the current operation is timed."""
+        cdef timespec time
+        if self.trial == NULL:
+            return 0
+        if self.clock is not None:
+            return self.clock()
+        clock_gettime(CLOCK_MONOTONIC, &time)
+        return time.tv_sec * 1000000000 + time.tv_nsec
+
+    cdef int has_taken(self, bint in_node, int64_t began, int code) except? -9:
+        """Note the time of the current operation if it is timed; return `code`."""
+        cdef int64_t took, way = 0 if in_node else 1
+        if self.trial != NULL and code == 0:
+            took = self.time() - began
+            if self.trial.best[way] == 0 or took < self.trial.best[way]:
+                self.trial.best[way] = took
+        return code
+
+    def differing(self, str name):
+        """See InNode.differing. The ranks may have counted differently: what is not decided stays in memory of the node."""
+        cdef int row, size
+        for row in range(3):
+            for size in range(TRIED_SIZES):
+                if self.trials[row][size].way == UNDECIDED:
+                    self.trials[row][size] = Trial(0, IN_NODE, [0, 0])
+        return InNode.differing(self, name)
+
+    def decided(self):
+        """Return (name, smallest bytes, whether it goes by MPI, nanoseconds in memory of the node, by MPI) of each."""
+        cdef int size
+        cdef list found = []
+        for name, row in TRIED.items():
+            for size in range(TRIED_SIZES):
+                trial = self.trials[<int>row][size]
+                if trial.way != UNDECIDED and trial.best[0] and trial.best[1]:
+                    found.append((name, SMALLEST_TRIED << size, trial.way == BY_MPI, trial.best[0], trial.best[1]))
+        return found

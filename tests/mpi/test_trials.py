@@ -1,0 +1,155 @@
+"""Large broadcasts and the like go by the faster of two ways, which a group's first calls have timed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hpccomm as hc
+from hpccomm.job import mpi_library
+from hpccomm.native import fastpath
+from hpccomm.process.tuning import Tuning
+
+pytestmark = [
+    pytest.mark.mpi(min_size=2),
+    pytest.mark.skipif(fastpath is None, reason="without the compiled extension MPI does them"),
+]
+
+NBYTES = 96 << 10
+CALLS = 14  # more than the trials
+OPERATIONS = ["broadcast", "all_gather_single", "all_to_all_single"]
+
+
+class Clock:
+    """Calls of a timed operation take turns: in memory of the node, by MPI."""
+
+    def __init__(self, in_node: int, by_mpi: int) -> None:
+        self.took = in_node, by_mpi
+        self.calls = self.time = 0
+
+    def __call__(self) -> int:
+        if self.calls % 2:
+            self.time += self.took[self.calls // 2 % 2]
+        self.calls += 1
+        return self.time
+
+
+class Counting:
+    """A communicator that notes the names of MPI's functions that are called."""
+
+    def __init__(self, comm: Any) -> None:
+        self._comm = comm
+        self.called: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def function(*arguments: Any) -> Any:
+            self.called.append(name)
+            return getattr(self._comm, name)(*arguments)
+
+        return function
+
+
+@pytest.fixture
+def group(process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> Iterator[hc.ProcessGroup]:
+    """A group of all ranks that does not sleep, with open memory of the node."""
+    monkeypatch.setattr(mpi_library, "ranks_outnumber_cores", False)
+    group = hc.new_group()
+    hc.all_reduce(np.ones(1), group=group)
+    yield group
+    hc.destroy_process_group(group)
+
+
+def timed(group: hc.ProcessGroup, in_node: int, by_mpi: int) -> Clock:
+    clock = group.dispatcher.fast_path.clock = Clock(in_node, by_mpi)
+    return clock
+
+
+def call(name: str, group: hc.ProcessGroup, turn: int, is_strided: bool = False) -> None:
+    """Call an operation of NBYTES, and compare the result with NumPy's."""
+    n, me = group.size, group.rank
+    count = NBYTES // 8 // n * n
+    rows = np.arange(n * count, dtype="f8").reshape(n, count) + turn
+
+    def laid_out(array: np.ndarray) -> np.ndarray:
+        return np.repeat(array, 2)[::2] if is_strided else array.copy()
+
+    if name == "broadcast":
+        output, expected = laid_out(rows[me]), rows[turn % n]
+        hc.broadcast(output, turn % n, group=group)
+    elif name == "all_gather_single":
+        part = count // n
+        output, expected = laid_out(np.zeros(count)), np.concatenate([row[:part] for row in rows])
+        hc.all_gather_single(output, rows[me, :part], group=group)
+    else:
+        part = count // n
+        output, expected = laid_out(np.zeros(count)), np.concatenate([row[me * part :][:part] for row in rows])
+        hc.all_to_all_single(output, laid_out(rows[me]), group=group)
+    np.testing.assert_array_equal(output, expected)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize(("in_node", "by_mpi", "is_by_mpi"), [(100, 50, True), (50, 100, False), (100, 95, False)])
+def test_all_ranks_take_the_faster_way(
+    group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch, name: str, in_node: int, by_mpi: int, is_by_mpi: bool
+) -> None:
+    clock = timed(group, in_node, by_mpi)
+    for turn in range(CALLS):
+        call(name, group, turn)
+    assert clock.calls == 20  # twice in each trial, and not in later calls
+    assert [each[0] for each in group.dispatcher.fast_path.decided()] == [name]
+    assert [each[2] for each in group.dispatcher.fast_path.decided()] == [is_by_mpi]
+    backend = group.dispatcher.backends["cpu"]
+    monkeypatch.setattr(backend, "comm", Counting(backend.comm))
+    call(name, group, 0, is_strided=True)  # takes the same way, from Python
+    assert bool(backend.comm.called) == is_by_mpi
+
+
+def test_ranks_whose_times_differ_agree(group: hc.ProcessGroup) -> None:
+    timed(group, 100_000, 50_000 if group.rank == 0 else 200_000)
+    for turn in range(CALLS):
+        call("broadcast", group, turn)
+    assert group.dispatcher.fast_path.decided() == [("broadcast", 64 << 10, False, 100_000, 200_000)]
+    assert "broadcast from 64 to 128 KiB: by memory of the node (100 us), not MPI (200 us)" in group.describe()
+
+
+def test_a_rank_that_takes_the_checked_way_counts_alike(group: hc.ProcessGroup) -> None:
+    timed(group, 100, 50)
+    for turn in range(CALLS):
+        for name in OPERATIONS:
+            call(name, group, turn, is_strided=group.rank == turn % 2)
+
+
+def test_after_calls_that_differ_what_is_not_decided_stays_in_memory_of_the_node(group: hc.ProcessGroup) -> None:
+    clock = timed(group, 100, 50)
+    for turn in range(3):
+        call("broadcast", group, turn)
+    name = "broadcast" if group.rank == 0 else "all_gather_single"
+    with pytest.raises(hc.DistBackendError, match="calls another operation"):
+        call(name, group, 0)
+    calls = clock.calls
+    for turn in range(CALLS):
+        call("broadcast", group, turn)
+    assert clock.calls == calls
+    assert group.dispatcher.fast_path.decided() == []
+
+
+def test_a_table_of_the_program_turns_it_off(process_group: hc.ProcessGroup) -> None:
+    from hpccomm.mpi.compiled import CompiledFastPath
+
+    for table, tries in ((Tuning(), True), (Tuning(segment_bytes=100), True), (Tuning(node_bytes=1 << 20), False)):
+        assert CompiledFastPath(process_group.comm, {}, table, 1 << 20).tries is tries
+
+
+def test_ranks_that_outnumber_cores_try_nothing(
+    process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mpi_library, "ranks_outnumber_cores", True)
+    with hc.new_group() as group:
+        hc.all_reduce(np.ones(1), group=group)
+        clock = timed(group, 100, 50)
+        for turn in range(CALLS):
+            call("broadcast", group, turn)
+        assert clock.calls == 0
