@@ -99,7 +99,7 @@ static inline void node_map(Node *n, char *memory /* flags and cells are zero */
     n->cells = has_cells ? (Cell *)(n->flags + n->ranks) : NULL;
     n->slots = memory + node_flags_bytes(n->ranks, has_cells);
     n->slot = slot;
-    n->stride = slot + NODE_PAGE; /* the last bytes say where the parts of a list are */
+    n->stride = slot + NODE_PAGE; /* the last bytes are for the places of a list's parts */
 }
 
 static inline char *node_slot(Node *n, uint64_t number, int rank)

@@ -86,7 +86,7 @@ cdef class Trials(InNode):
         return code
 
     def differing(self, str name):
-        """See InNode.differing. The ranks may have counted differently: what is not decided stays in memory of the node."""
+        """See InNode.differing. The ranks may have counted differently, so undecided classes stay in memory of the node."""
         cdef int row, size
         for row in range(3):
             for size in range(TRIED_SIZES):
