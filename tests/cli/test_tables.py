@@ -21,37 +21,35 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    monkeypatch.setattr(sys, "stdout", Terminal())
-    monkeypatch.setenv("TERM", "xterm")
+def printed(monkeypatch: pytest.MonkeyPatch, **environment: str) -> str:
+    """Return what a terminal gets."""
     for name in ("NO_COLOR", "FORCE_COLOR", "COLORTERM", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
-    assert isinstance(sys.stdout, Terminal)
-    return sys.stdout
-
-
-def printed(terminal: Terminal) -> str:
-    print_table(ROWS, ("step", "whole", "files"))
+    for name, value in {"TERM": "xterm", "COLUMNS": "80", **environment}.items():
+        monkeypatch.setenv(name, value)
+    terminal = Terminal()
+    with monkeypatch.context() as context:
+        context.setattr(sys, "stdout", terminal)
+        print_table(ROWS, ("step", "whole", "files"))
     return terminal.getvalue()
 
 
-def test_a_terminal_has_the_bad_rows_in_red(terminal: Terminal) -> None:
+def test_a_terminal_has_the_bad_rows_in_red(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("rich")
-    head, good, bad = printed(terminal).splitlines()
+    head, good, bad = printed(monkeypatch).splitlines()
     assert (RED in head, RED in good, RED in bad) == (False, False, True)
     assert "[bold]3[/bold]" in good
 
 
-def test_no_color_means_no_red(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_color_means_no_red(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("rich")
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert RED not in printed(terminal)
+    assert printed(monkeypatch, NO_COLOR="1").splitlines()[1:]
+    assert RED not in printed(monkeypatch, NO_COLOR="1")
 
 
-def test_without_rich_a_terminal_has_plain_columns(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_rich_a_terminal_has_plain_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rich.table", None)
-    assert printed(terminal) == PLAIN
+    assert printed(monkeypatch) == PLAIN
 
 
 def test_a_file_has_plain_columns(capsys: pytest.CaptureFixture[str]) -> None:
