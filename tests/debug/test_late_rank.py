@@ -53,7 +53,7 @@ DOES_NOT_WAIT = {
     *("PersistentWork.poll", "PersistentWork.refuse_to_start", "PersistentWork.release", "PersistentWork.start"),
     *("ProcessGroup.abort", "ProcessGroup.enable_timing", "ProcessGroup.give_up", "ProcessGroup.is_destroyed"),
     *("ProcessGroup.message_number", "ProcessGroup.nccl_config", "ProcessGroup.nccl_handle", "ProcessGroup.refusal"),
-    *("ProcessGroup.register_hook", "ProcessGroup.sequence_number", "ProcessGroup.store"),
+    *("ProcessGroup.describe", "ProcessGroup.register_hook", "ProcessGroup.sequence_number", "ProcessGroup.store"),
     *("Work.abort", "Work.add_done_callback", "Work.block", "Work.cancel", "Work.finish_with", "Work.get_duration"),
     *("Work.get_future", "Work.give_up", "Work.make_progress", "Work.poll", "Work.translate_error"),
     *("PersistentWork.belong_to", "PersistentWork.group", "ProcessGroup.agree_on", "Work.waits_on_stream"),
