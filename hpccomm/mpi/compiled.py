@@ -106,14 +106,14 @@ class CompiledFastPath(fastpath.FastPath, MPIFastPath):
         slot = min(LARGEST_SLOT, LARGEST_WINDOW // (2 * self._size + 1)) // PAGE_BYTES * PAGE_BYTES
         looks, yields = patience(self._comm)
         nbytes = [fastpath.node_memory(rank, self._size, yields >= 0, slot) for rank in range(self._size)]
-        self._memory = Mapping.make(self._comm, nbytes) if self.is_in_thread else self._new_window(nbytes, 3 * slot)
+        self._memory = Mapping.make(self._comm, nbytes) if self.is_in_thread else self._new_window(nbytes)
         if self._memory is None:
             self.map_node(0, 0, 0, 0, NEVER)
             return
         self.map_node(address_of(self._memory.parts[0]), slot, ONE_PHASE, looks, yields)
         self.node_part = slot
 
-    def _new_window(self, nbytes: list[int], behind_flags: int) -> Window | None:
+    def _new_window(self, nbytes: list[int]) -> Window | None:
         from .shared_memory import MOST_NODE_WINDOWS, Window, has_room_to_spare, is_on_one_node, on_all
 
         is_possible = is_on_one_node(self._comm) and Window.alive < MOST_NODE_WINDOWS
@@ -121,7 +121,7 @@ class CompiledFastPath(fastpath.FastPath, MPIFastPath):
             return None
         window = Window(self._comm, nbytes[self._rank], is_contiguous=True)
         if self._rank == 0:
-            window.parts[0][:-behind_flags] = 0
+            window.parts[0][: nbytes[0] - 3 * nbytes[1] // 2] = 0  # flags and cells
         self._comm.Barrier()
         return window
 

@@ -27,16 +27,15 @@ cdef class Collectives(Trials):
         cdef bint in_node
         if self.is_alone:
             return 0
-        cdef int code = self.choose(BROADCAST, root, nbytes, &in_node)
-        if code or not (in_node or datatype):
-            return code or NODE_LEAVES
-        cdef int64_t began = self.time()
+        cdef int code = self.choose(BROADCAST, root, nbytes, datatype, &in_node)
+        if code:
+            return code
         with nogil:
             if in_node:
                 code = node_broadcast(&self.node, call_of(BROADCAST, root, 0), root, data, nbytes)
             else:
                 code = mpi.bcast(data, count, datatype, root, self.comm)
-        return self.has_taken(in_node, began, code)
+        return self.has_taken(in_node, code)
 
     def all_reduce(self, array, op):
         """Do an all_reduce, or return False."""
@@ -190,16 +189,15 @@ cdef class Collectives(Trials):
             copy_bytes(y, x, nbytes)
             return 0
         cdef bint in_node
-        cdef int code = self.choose(ALL_GATHER, 0, nbytes * self.size, &in_node)
-        if code or not (in_node or datatype):
-            return code or NODE_LEAVES
-        cdef int64_t began = self.time()
+        cdef int code = self.choose(ALL_GATHER, 0, nbytes * self.size, datatype, &in_node)
+        if code:
+            return code
         with nogil:
             if in_node:
                 code = node_all_gather(&self.node, call_of(ALL_GATHER, 0, 0), y, x, nbytes)
             else:
                 code = mpi.allgather(x, count, datatype, y, count, datatype, self.comm)
-        return self.has_taken(in_node, began, code)
+        return self.has_taken(in_node, code)
 
     def reduce_scatter_single(self, output, array, op):
         """Do a reduce_scatter_single, or return False."""
@@ -267,10 +265,9 @@ cdef class Collectives(Trials):
             copy_bytes(PyArray_DATA(y), PyArray_DATA(x), PyArray_NBYTES(x))
             return 0
         cdef bint in_node
-        cdef int i, code = self.choose(ALL_TO_ALL_SINGLE, 0, PyArray_NBYTES(x), &in_node), part
-        if code or not (in_node or datatype):
-            return code or NODE_LEAVES
-        cdef int64_t began = self.time()
+        cdef int i, part, code = self.choose(ALL_TO_ALL_SINGLE, 0, PyArray_NBYTES(x), datatype, &in_node)
+        if code:
+            return code
         cdef size_t nbytes = PyArray_NBYTES(x) // self.size
         if in_node:
             for i in range(self.size):
@@ -282,7 +279,7 @@ cdef class Collectives(Trials):
             part = count_of(x) // self.size
             with nogil:
                 code = mpi.alltoall(PyArray_DATA(x), part, datatype, PyArray_DATA(y), part, datatype, self.comm)
-        return self.has_taken(in_node, began, code)
+        return self.has_taken(in_node, code)
 
     def barrier(self):
         """Do a barrier."""

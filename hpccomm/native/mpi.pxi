@@ -208,7 +208,7 @@ cdef int recv_values(void* data, int count, Handle datatype, int peer, int tag, 
     return code or wait_for(&request, status)
 
 
-cdef int move_large(bint sends, char* data, size_t nbytes, int peer, Handle comm) noexcept nogil:
+cdef int pass_message(bint sends, char* data, size_t nbytes, int peer, Handle comm) noexcept nogil:
     """Send or receive a rank's part of a list for which memory of the node is too small."""
     cdef char[STATUS_BYTES] status
     cdef size_t at = 0

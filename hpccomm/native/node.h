@@ -45,9 +45,8 @@
 #define PAUSE() ((void)0)
 #endif
 
-enum { LINE = 64, NODE_DIFFERS = -1, NODE_LEAVES = -2,
-    NODE_LONGEST_END = 2000 /* milliseconds */, NODE_LONGEST_RUN = 500, NODE_PAGE = 4096, SETS = 2, CELLS = 64,
-    YIELDS_BEFORE_PROGRESS = 4 };
+enum { LINE = 64, NODE_DIFFERS = -1, NODE_LEAVES = -2, SETS = 2, CELLS = 64, YIELDS_BEFORE_PROGRESS = 4,
+    NODE_LONGEST_END = 2000 /* milliseconds */, NODE_LONGEST_RUN = 500, NODE_PAGE = 4096 };
 
 typedef struct {
     _Alignas(LINE) _Atomic uint64_t begun;
@@ -68,8 +67,7 @@ typedef struct {
     Flags *flags;
     Cell *cells;      /* NULL: no rank goes on before the others */
     char *slots;      /* the result comes first */
-    size_t slot;      /* bytes of values */
-    size_t stride;    /* from slot to slot */
+    size_t slot, stride; /* bytes: of a slot's values, from slot to slot */
     size_t one_phase; /* if all ranks' bytes together are at most this, each rank reduces everything */
     int rank, ranks;
     int looks;                 /* polls before the core is yielded to other processes */
@@ -222,11 +220,18 @@ static inline void node_show(Node *n, uint64_t call, uint64_t count, int is_awai
     node_raise(n, n->rank, offsetof(Flags, begun), is_awaited);
 }
 
+/* Whether a rank that has begun operation n->number has shown it in its flags, as this call. */
+static inline int node_calls(Node *n, int rank, uint64_t call)
+{
+    const Flags *other = &n->flags[rank];
+    return other->number[n->number & 1] == n->number && other->call[n->number & 1] == call;
+}
+
 static inline int node_differs(Node *n, int rank)
 {
-    Flags *mine = &n->flags[n->rank], *other = &n->flags[rank];
     int set = n->number & 1;
-    if (other->number[set] == n->number && other->call[set] == mine->call[set] && other->count[set] == mine->count[set])
+    Flags *mine = &n->flags[n->rank];
+    if (node_calls(n, rank, mine->call[set]) && n->flags[rank].count[set] == mine->count[set])
         return 0;
     n->differing = rank;
     return NODE_DIFFERS;
@@ -250,9 +255,8 @@ static inline int node_meet(Node *n)
 static inline int node_next(Node *n, uint64_t sets)
 {
     int code;
-    uint64_t number = ++n->number;
-    if (n->settled + sets <= number) {
-        uint64_t begun = number > sets / 2 ? number - sets / 2 : 0;
+    if (n->settled + sets <= ++n->number) {
+        uint64_t begun = n->number > sets / 2 ? n->number - sets / 2 : 0;
         for (int rank = 0; rank < n->ranks; rank++)
             if ((code = node_wait(n, &n->flags[rank].begun, begun)))
                 return code;
@@ -422,7 +426,7 @@ static inline int node_meet_filled(Node *n, uint64_t call, uint64_t size)
         Flags *other = &n->flags[rank];
         if ((code = node_wait(n, &other->begun, n->number)))
             return code;
-        if (other->number[set] != n->number || other->call[set] != call ||
+        if (!node_calls(n, rank, call) ||
             (other->count[set] != n->largest + n->at && other->count[set] != NODE_TOO_LARGE)) {
             differs = NODE_DIFFERS;
             n->differing = rank;
@@ -445,9 +449,8 @@ static inline size_t node_filling(Node *n, size_t parts, const size_t *bytes)
 /* Put the parts into a cell or a slot; their places stand at its end, the first part's last. */
 static inline void node_fill(Node *n, char *place, char *end, size_t parts, char *const *data, const size_t *bytes)
 {
-    size_t at = 0;
-    for (size_t i = 0; i < parts; i++) {
-        size_t slice = node_slice(n, bytes[i]);
+    for (size_t i = 0, at = 0, slice; i < parts; i++) {
+        slice = node_slice(n, bytes[i]);
         ((Part *)end)[-1 - (ptrdiff_t)i] = (Part){at, slice};
         copy_bytes(place + at, data[i] + (slice ? n->at : 0), slice);
         at += (slice + LINE - 1) / LINE * LINE;
@@ -458,8 +461,8 @@ static inline void node_fill(Node *n, char *place, char *end, size_t parts, char
  * node_take is this rank's alone: it still takes part in the other rounds. */
 static inline int node_post(Node *n, uint64_t call, size_t parts, char *const *data, const size_t *bytes)
 {
-    int code, fits = node_filling(n, parts, bytes) <= n->slot;
-    if ((code = node_next(n, SETS)))
+    int fits = node_filling(n, parts, bytes) <= n->slot, code = node_next(n, SETS);
+    if (code)
         return code;
     char *slot = node_slot(n, n->number, n->rank);
     if (fits)
@@ -490,30 +493,29 @@ static inline int node_give(Node *n, uint64_t call, size_t parts, char *const *d
     return 0;
 }
 
-static inline int node_has_cell(Node *n, int rank)
+static inline Cell *node_given(Node *n, int rank) /* the cell that has a rank's parts; NULL: its slot has them */
 {
-    return n->cells && node_cell(n, rank)->number == n->number;
+    return n->cells && node_cell(n, rank)->number == n->number ? node_cell(n, rank) : NULL;
 }
 
 /* Wait until a rank has given its parts. Return NODE_LEAVES if they did not fit. */
 static inline int node_hear(Node *n, uint64_t call, int rank)
 {
-    Flags *other = &n->flags[rank];
-    int set = n->number & 1, code = node_wait(n, &other->begun, n->number);
+    int code = node_wait(n, &n->flags[rank].begun, n->number);
     if (code)
         return code;
-    int has_cell = node_has_cell(n, rank);
-    if (has_cell ? node_cell(n, rank)->call != call : other->number[set] != n->number || other->call[set] != call) {
+    Cell *cell = node_given(n, rank);
+    if (cell ? cell->call != call : !node_calls(n, rank, call)) {
         n->differing = rank;
         return NODE_DIFFERS;
     }
-    return has_cell || other->count[set] != NODE_TOO_LARGE ? 0 : NODE_LEAVES;
+    return cell || n->flags[rank].count[n->number & 1] != NODE_TOO_LARGE ? 0 : NODE_LEAVES;
 }
 
 /* Return this round's slice of a part of a rank; NULL if its size differs. */
 static inline const char *node_part(Node *n, int rank, size_t part, size_t bytes)
 {
-    Cell *cell = node_has_cell(n, rank) ? node_cell(n, rank) : NULL;
+    Cell *cell = node_given(n, rank);
     const char *place = cell ? cell->data : node_slot(n, n->number, rank);
     const Part *found = (const Part *)(cell ? (char *)(cell + 1) : place + n->stride) - 1 - part;
     if (found->bytes == node_slice(n, bytes))
@@ -559,9 +561,9 @@ static inline int node_broadcast(Node *n, uint64_t call, int root, char *x, size
     if (n->cells && bytes <= node_cell_room()) {
         node_begin(n, 1, 0);
         code = node_give(n, call, n->rank == root, &x, &bytes);
-        if (code == 0 && n->rank != root && (code = node_hear(n, call, root)) == 0)
-            code = node_take(n, root, 0, x, bytes);
-        return code;
+        if (code || n->rank == root || (code = node_hear(n, call, root)))
+            return code;
+        return node_take(n, root, 0, x, bytes);
     }
     do {
         size_t part = bytes - at < n->slot ? bytes - at : n->slot;
@@ -588,8 +590,8 @@ static inline int node_broadcast(Node *n, uint64_t call, int root, char *x, size
 
 static inline int node_barrier(Node *n, uint64_t call, uint64_t count)
 {
-    int code;
-    if ((code = node_next(n, SETS)))
+    int code = node_next(n, SETS);
+    if (code)
         return code;
     node_show(n, call, count, 0);
     return node_meet(n);

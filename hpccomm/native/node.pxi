@@ -181,24 +181,25 @@ cdef class InNode(Path):
     cdef int passes(self, int what, uint64_t call, int n_sent, int ranks, int first, int part, int root, const Fold* fold):
         """Do the same where ranks outnumber cores: this rank waits only for the `ranks` ranks from which it takes parts."""
         cdef int rank, code, differs = 0
-        cdef bint gathers = what == GATHER  # large parts are sent as messages: the other ranks do not wait to hear of them
+        # Large parts of a gather are sent as messages: the other ranks do not wait to hear of them.
+        cdef bint gathers = what == GATHER, collects = gathers and ranks > 0
         with nogil:
             node_begin(&self.node, n_sent, 0)
-            code = node_give(&self.node, call, n_sent if ranks == 0 or not gathers else 0, self.sent, self.sent_bytes)
+            code = node_give(&self.node, call, 0 if collects else n_sent, self.sent, self.sent_bytes)
             if code == NODE_LEAVES and gathers:
-                code = move_large(True, self.sent[0], self.sent_bytes[0], root, self.comm)
+                code = pass_message(True, self.sent[0], self.sent_bytes[0], root, self.comm)
             if code:
                 return code
-            if gathers and ranks > 0:
+            if collects:
                 memmove(self.received[root], self.sent[0], min(self.sent_bytes[0], self.received_bytes[root]))
             for rank in range(first, first + ranks):
-                if gathers and rank == root:
+                if collects and rank == root:
                     continue
                 code = node_hear(&self.node, call, rank)
                 if code == 0 and fold == NULL:
                     code = node_take(&self.node, rank, part, self.received[rank - first], self.received_bytes[rank - first])
-                elif code == NODE_LEAVES and gathers:
-                    code = move_large(False, self.received[rank], self.received_bytes[rank], rank, self.comm)
+                elif code == NODE_LEAVES and collects:
+                    code = pass_message(False, self.received[rank], self.received_bytes[rank], rank, self.comm)
                 if code > 0:
                     return code
                 differs = code or differs

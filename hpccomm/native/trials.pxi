@@ -4,7 +4,7 @@
 
 cdef enum:
     SMALLEST_TRIED = 64 << 10  # bytes
-    TRIED_SIZES = 8  # classes: from each power of two to the next
+    TRIED_SIZES = 7  # classes: from each power of two to the next, up to node_bytes
     TRIALS = 10  # of both ways together
     UNDECIDED = 0
     IN_NODE = 1
@@ -14,27 +14,35 @@ cdef struct Trial:
     int calls, way
     int64_t best[2]  # nanoseconds of the fastest call in memory of the node and by MPI, at last on the slowest rank
 
-TRIED = {"broadcast": 0, "all_gather_single": 1, "all_to_all_single": 2}
-
 
 cdef class Trials(InNode):
     """A path that tries both ways if the program's tuning says nothing, and if no rank needs another one's core."""
 
     cdef Trial[3][TRIED_SIZES] trials
     cdef Trial* trial  # of the current operation, if it is timed
+    cdef int64_t began  # nanoseconds, if it is timed
     cdef public bint tries
     cdef public object clock  # None: the system's; otherwise a function that returns nanoseconds
 
-    cdef int choose(self, int what, int root, Py_ssize_t nbytes, bint* in_node) except? -9:
-        """Find the way of an operation of `nbytes` bytes; all ranks give the same answer. Return 0 or an error code."""
+    cdef int choose(self, int what, int root, Py_ssize_t nbytes, Handle datatype, bint* in_node) except? -9:
+        """Find the way of an operation of `nbytes` bytes; all ranks find the same. Return 0, an error code, or NODE_LEAVES
+        if MPI should do it and `datatype` is 0.
+        """
         self.trial = NULL
         in_node[0] = self.is_in_node(nbytes)
-        if not in_node[0] or not self.tries or nbytes < SMALLEST_TRIED or self.node.yields >= 0:
-            return 0
+        cdef int code = 0
+        if in_node[0] and self.tries and nbytes >= SMALLEST_TRIED and self.node.yields < 0:
+            code = self.choose_tried(what, root, nbytes, in_node)
+        if code == 0 and not (in_node[0] or datatype):
+            return NODE_LEAVES
+        self.began = self.time()
+        return code
+
+    cdef int choose_tried(self, int what, int root, Py_ssize_t nbytes, bint* in_node) noexcept:
         cdef int code, size = 0
         while size < TRIED_SIZES - 1 and nbytes >> size >= 2 * SMALLEST_TRIED:
             size += 1
-        cdef Trial* trial = &self.trials[0 if what == BROADCAST else 1 if what == ALL_GATHER else 2][size]
+        cdef Trial* trial = self.trial_of(what, size)
         if trial.way == UNDECIDED:
             with nogil:  # calls that differ would otherwise leave the ranks with different counts
                 code = node_barrier(&self.node, call_of(what, root, 1), nbytes)
@@ -50,6 +58,9 @@ cdef class Trials(InNode):
                 return code
         in_node[0] = trial.way == IN_NODE
         return 0
+
+    cdef inline Trial* trial_of(self, int what, int size) noexcept:
+        return &self.trials[0 if what == BROADCAST else 1 if what == ALL_GATHER else 2][size]
 
     cdef int decide(self, Trial* trial) noexcept:
         """Agree on the faster way; it must be faster by a tenth to replace memory of the node."""
@@ -76,13 +87,13 @@ cdef class Trials(InNode):
         clock_gettime(CLOCK_MONOTONIC, &time)
         return time.tv_sec * 1000000000 + time.tv_nsec
 
-    cdef int has_taken(self, bint in_node, int64_t began, int code) except? -9:
+    cdef int has_taken(self, bint in_node, int code) except? -9:
         """Note the time of the current operation if it is timed; return `code`."""
-        cdef int64_t took, way = 0 if in_node else 1
+        cdef int64_t took
         if self.trial != NULL and code == 0:
-            took = self.time() - began
-            if self.trial.best[way] == 0 or took < self.trial.best[way]:
-                self.trial.best[way] = took
+            took = self.time() - self.began
+            if self.trial.best[not in_node] == 0 or took < self.trial.best[not in_node]:
+                self.trial.best[not in_node] = took
         return code
 
     def differing(self, str name):
@@ -96,11 +107,12 @@ cdef class Trials(InNode):
 
     def decided(self):
         """Return (name, smallest bytes, whether it goes by MPI, nanoseconds in memory of the node, by MPI) of each."""
-        cdef int size
+        cdef int what, size
+        cdef Trial* trial
         cdef list found = []
-        for name, row in TRIED.items():
+        for what in (BROADCAST, ALL_GATHER, ALL_TO_ALL_SINGLE):
             for size in range(TRIED_SIZES):
-                trial = self.trials[<int>row][size]
+                trial = self.trial_of(what, size)
                 if trial.way != UNDECIDED and trial.best[0] and trial.best[1]:
-                    found.append((name, SMALLEST_TRIED << size, trial.way == BY_MPI, trial.best[0], trial.best[1]))
+                    found.append((NAMES[what], SMALLEST_TRIED << size, trial.way == BY_MPI, trial.best[0], trial.best[1]))
         return found
