@@ -123,10 +123,12 @@ cdef extern from "node.h" nogil:
     int node_meet(Node* n)
     void node_fold(Node* n, const Fold* fold, char* out, const char* mine, size_t at, size_t nbytes)
     int ranks_outnumber_cores
-    void node_end()
     int node_poll(int (*test)(uintptr_t*, int*, void*) noexcept nogil, uintptr_t* request, void* status)
     const Fold* fold_of(char op, char kind, int itemsize)
     void* combine_of(char op, char code)
+
+cdef extern from "ending.h" nogil:
+    void node_end()
 
 cdef extern from "halves.h" nogil:
     size_t node_halves_bytes(int ranks, size_t slot)

@@ -22,16 +22,11 @@
 #ifndef HPCCOMM_NODE_H
 #define HPCCOMM_NODE_H
 
-#include <dirent.h>
-#include <fcntl.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "fold.h"
@@ -45,8 +40,7 @@
 #define PAUSE() ((void)0)
 #endif
 
-enum { LINE = 64, NODE_DIFFERS = -1, NODE_LEAVES = -2, SETS = 2, CELLS = 64, YIELDS_BEFORE_PROGRESS = 4,
-    NODE_LONGEST_END = 2000 /* milliseconds */, NODE_LONGEST_RUN = 500, NODE_PAGE = 4096 };
+enum { LINE = 64, NODE_DIFFERS = -1, NODE_LEAVES = -2, SETS = 2, CELLS = 64, YIELDS_BEFORE_PROGRESS = 4, NODE_PAGE = 4096 };
 
 typedef struct {
     _Alignas(LINE) _Atomic uint64_t begun;
@@ -153,42 +147,6 @@ static inline int node_wait(Node *n, _Atomic uint64_t *flag, uint64_t number)
             pause();
     }
     return code;
-}
-
-/* Return the number of this process's threads, with this one, that have a core or wait for one: state R in /proc. */
-static inline int threads_that_run(void)
-{
-    char path[sizeof "/proc/self/task//stat" + 256], text[128];
-    DIR *threads = opendir("/proc/self/task"); /* only Linux has it */
-    struct dirent *each;
-    int running = 0;
-    while (threads && (each = readdir(threads))) {
-        if (each->d_name[0] == '.')
-            continue; /* ../stat is of the process: it has the state of this thread */
-        snprintf(path, sizeof path, "/proc/self/task/%s/stat", each->d_name);
-        int file = open(path, O_RDONLY | O_CLOEXEC);
-        ssize_t bytes = file < 0 ? 0 : read(file, text, sizeof text - 1);
-        text[bytes > 0 ? bytes : 0] = 0;
-        const char *end_of_name = strrchr(text, ')');
-        running += end_of_name && strncmp(end_of_name, ") R", 3) == 0;
-        if (file >= 0)
-            close(file);
-    }
-    if (threads)
-        closedir(threads);
-    return running;
-}
-
-/* At the end of the process, before the memory is freed and MPI is finalized, stop the threads that still wait here. A
- * thread that is in a short call of MPI, or about to wait or to copy, is not counted, but it runs. */
-static inline void node_end(void)
-{
-    const struct timespec moment = {0, 1000000};
-    int looks = 0;
-    node_is_ending = 1;
-    do
-        nanosleep(&moment, NULL);
-    while (++looks < (node_waiting ? NODE_LONGEST_END : NODE_LONGEST_RUN) && (node_waiting || threads_that_run() > 1));
 }
 
 /* Store n->number in a flag, which is `field` bytes from the beginning of the flags of `rank`. Only the last of all

@@ -1,10 +1,12 @@
 /* Preloaded into ranks: each thread's second MPI_Irecv comes some milliseconds after the beginning of MPI_Finalize, as if
- * the thread had been without a core until then. */
+ * the thread had waited for a lock of MPI's, then been without a core. */
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
-enum { AFTER = 5000000 /* nanoseconds: of the first thread; each other comes so much later */ };
+enum { LOCKED = 1500, ALL_CAME = 50000 /* microseconds */,
+    AFTER = 5000000 /* ns: of the first thread; each other comes so much later */ };
 
 static volatile int is_ending;
 static int threads;
@@ -28,7 +30,8 @@ static void come_late(void)
         return;
     long after = AFTER * (long)__atomic_add_fetch(&threads, 1, __ATOMIC_SEQ_CST);
     while (!is_ending)
-        ;
+        usleep(100);
+    usleep(LOCKED);
     for (long end = now() + after; now() < end;)
         ;
 }
@@ -36,7 +39,9 @@ static void come_late(void)
 int MPI_Finalize(void)
 {
     is_ending = 1;
-    return ((int (*)(void))of_library("PMPI_Finalize"))();
+    int code = ((int (*)(void))of_library("PMPI_Finalize"))();
+    usleep(ALL_CAME); /* the process does not end before the last receive */
+    return code;
 }
 
 int MPI_Irecv(long data, long count, long datatype, long source, long tag, long comm, long request)
