@@ -21,6 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cases", type=int, default=0, metavar="N", help="run N cases at most of a test of ranks")
     parser.addoption("--jobs", type=int, default=0, metavar="N", help="and of a serial one that starts jobs")
     parser.addoption("--one-in", type=int, default=1, metavar="N", help="of what --cases and --jobs leave, one in N")
+    parser.addoption("--one-job-in", type=int, metavar="N", help="another N for serial ones that start jobs")
     parser.addoption(
         "--seed", default=os.environ.get("SEED", ""), help="which ones: others with another (default: $SEED)"
     )
@@ -79,11 +80,11 @@ def starts_jobs(item: pytest.Item) -> bool:
 
 
 def sample(items: Sequence[pytest.Item], config: pytest.Config) -> set[pytest.Item]:
-    """Return the tests that --cases, --jobs and --one-in leave: the same on all ranks, others on another number.
+    """Return the tests that the options leave: the same on all ranks, others on another number.
 
     What runs under a condition only is not left out, as it may run nowhere else: with one MPI, without a GPU.
     """
-    cases, jobs, one_in = (config.getoption(name) for name in ("cases", "jobs", "one_in"))
+    cases, jobs, one_in, one_job_in = (config.getoption(name) for name in ("cases", "jobs", "one_in", "one_job_in"))
     where = f"{config.getoption('seed')} on {MPI.COMM_WORLD.Get_size()}"
 
     def number(item: pytest.Item) -> int:
@@ -94,10 +95,12 @@ def sample(items: Sequence[pytest.Item], config: pytest.Config) -> set[pytest.It
         by_test[item.nodeid.partition("[")[0]].append(item)
     kept: set[pytest.Item] = set()
     for of_one_test in by_test.values():
-        most = cases if not is_serial(of_one_test[0]) else jobs if starts_jobs(of_one_test[0]) else 0
+        is_job = is_serial(of_one_test[0]) and starts_jobs(of_one_test[0])
+        most = jobs if is_job else 0 if is_serial(of_one_test[0]) else cases
+        every = one_job_in or one_in if is_job else one_in
         chosen = sorted(of_one_test, key=number)[: most or None]
         kept.update(
-            item for item in chosen if number(item) % one_in == 0 or item.get_closest_marker("skipif") is not None
+            item for item in chosen if number(item) % every == 0 or item.get_closest_marker("skipif") is not None
         )
     return kept
 

@@ -98,3 +98,18 @@ def test_advice_that_the_tables_do_not_show_fails_the_build(
     else:
         assert status != 0
         assert said in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "docs" / "benchmarks").glob("*-collectives.txt")), ids=lambda file: file.stem
+)
+def test_most_collectives_are_faster_than_mpi4pys_as_the_readme_says(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (
+        "most operations are [faster than mpi4py's](docs/reference/benchmarks.md)" in (ROOT / "README.md").read_text()
+    )
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    of_operations = runpy.run_path(str(ROOT / "tools" / "benchmark-ratios"))["ratios"](file.read_text())
+    rows = [ratio for sizes in of_operations.values() for ratio in sizes.values()]
+    assert sum(ratio < 1 for ratio in rows) > 0.8 * len(rows)

@@ -96,8 +96,9 @@ def run(
     )
 
 
-@pytest.mark.parametrize("sanitizers", ["thread", "address,undefined"])
-@pytest.mark.parametrize("ranks", [2, 3, 5])
+@pytest.mark.parametrize(
+    ("sanitizers", "ranks"), [("thread", 2), ("thread", 3), ("thread", 5), ("address,undefined", 5)]
+)
 @pytest.mark.parametrize("yields", [NEVER, 0])
 def test_nothing_is_read_before_it_is_written_and_no_wake_up_is_lost(
     tmp_path: Path, sanitizers: str, ranks: int, yields: int
