@@ -118,7 +118,8 @@ cdef extern from "node.h" nogil:
     int node_hear(Node* n, uint64_t call, int rank)
     int node_take(Node* n, int rank, size_t part, char* out, size_t nbytes)
     const char* node_part(Node* n, int rank, size_t part, size_t nbytes)
-    int node_take_reduced(Node* n, const Fold* fold, int ranks, size_t part, char* out, size_t nbytes)
+    int node_take_reduced(
+        Node* n, const Fold* fold, int ranks, size_t part, char* out, size_t nbytes, int own)
     int node_barrier(Node* n, uint64_t call, uint64_t count)
     int node_meet(Node* n)
     void node_fold(Node* n, const Fold* fold, char* out, const char* mine, size_t at, size_t nbytes)

@@ -50,7 +50,7 @@ static inline void fold_end(const Fold *fold, Folded *f, int ranks, char *out, s
             f->sum[i] /= (float)ranks;
         fold->narrow(out, f->sum, bytes / sizeof(uint16_t));
     } else if (ranks == 1) {
-        memmove(out, f->first, bytes);
+        copy_bytes(out, f->first, bytes);
     }
 }
 

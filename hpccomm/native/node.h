@@ -492,20 +492,24 @@ static inline int node_take(Node *n, int rank, size_t part, char *out, size_t by
     return 0;
 }
 
-/* Reduce part `part` of ranks 0 to `ranks` - 1, in rank order. */
-static inline int node_take_reduced(Node *n, const Fold *fold, int ranks, size_t part, char *out, size_t bytes)
+/* Reduce part `part` of ranks 0 to `ranks` - 1, in rank order. `own`: the rank whose values are in `out`, or -1. */
+static inline int node_take_reduced(Node *n, const Fold *fold, int ranks, size_t part, char *out, size_t bytes, int own)
 {
     size_t slice = node_slice(n, bytes);
     Folded folded;
+    char apart[NODE_BLOCK];
     for (int rank = 0; rank < ranks; rank++)
-        if (node_part(n, rank, part, bytes) == NULL)
+        if (rank != own && node_part(n, rank, part, bytes) == NULL)
             return NODE_DIFFERS;
     for (size_t done = 0, block; ranks && done < slice; done += block) {
         block = fold_block(fold, slice - done);
-        char *into = out + n->at + done;
+        char *place = out + n->at + done;
+        char *into = own > 1 && own < ranks ? apart : place; /* the own values are needed after those of other ranks */
         for (int rank = 0; rank < ranks; rank++)
-            fold_next(fold, &folded, rank, into, node_part(n, rank, part, bytes) + done, block);
+            fold_next(fold, &folded, rank, into, rank == own ? place : node_part(n, rank, part, bytes) + done, block);
         fold_end(fold, &folded, ranks, into, block);
+        if (into == apart)
+            copy_bytes(place, apart, block);
     }
     return 0;
 }

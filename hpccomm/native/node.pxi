@@ -145,12 +145,16 @@ cdef class InNode(Path):
     cdef int reduce_array(self, int what, Array* x, int place, int root, int ranks):
         """Reduce the arrays of ranks 0 to `ranks` - 1 into `x`, unless `ranks` is 0."""
         cdef int number = column_of(x)
+        cdef size_t nbytes = PyArray_NBYTES(x)
         cdef uint64_t call = call_of(what, root << 4 | place, mpi.kinds[number])
+        cdef bint is_taken = self.rank != root if what == REDUCE else self.rank < self.size - 1  # by other ranks
         self.sent[0] = self.received[0] = <char*>PyArray_DATA(x)
-        self.sent_bytes[0] = self.received_bytes[0] = PyArray_NBYTES(x)
-        if self.node.cells != NULL and self.sent_bytes[0] <= node_cell_room():
+        self.sent_bytes[0], self.received_bytes[0] = nbytes if is_taken else 0, nbytes
+        if what == SCAN and self.rank == 0:
+            ranks = 0  # the array is the result
+        if self.node.cells != NULL and nbytes <= node_cell_room():
             return self.passes(what, call, 1, ranks, 0, 0, root, mpi.folds[place][number])
-        return self.rounds(call, 1, ranks, 0, 0, mpi.folds[place][number], max(self.sent_bytes[0], 1))
+        return self.rounds(call, 1, ranks, 0, 0, mpi.folds[place][number], max(nbytes, 1), self.rank)
 
     cdef int reduce_parts(self, int number, int place, size_t largest):
         """Reduce all ranks' parts in `sent`; each rank receives its own part."""
@@ -158,9 +162,10 @@ cdef class InNode(Path):
         return self.rounds(call, self.size, self.size, 0, self.rank, mpi.folds[place][number], largest)
 
     cdef int rounds(self, uint64_t call, int n_sent, int ranks, int first, int part, const Fold* fold,
-                    size_t largest):
+                    size_t largest, int own=-1):
         """Put the `n_sent` parts into memory of the node, and take part `part` of `ranks` ranks from `first` on: each
-        to its place in `received`, or reduced by `fold` to the first place. Large parts go in rounds.
+        to its place in `received`, or reduced by `fold` to the first place, which has the values of rank `own`. Large
+        parts go in rounds.
         """
         cdef int code, i, differs = 0
         with nogil:
@@ -174,7 +179,7 @@ cdef class InNode(Path):
                         differs |= node_take(&self.node, first + i, part, self.received[i], self.received_bytes[i])
                 elif ranks > 0:
                     differs |= node_take_reduced(&self.node, fold, ranks, part, self.received[0],
-                                                 self.received_bytes[0])
+                                                 self.received_bytes[0], own)
                 if not node_goes_on(&self.node):
                     return differs
 
@@ -204,5 +209,6 @@ cdef class InNode(Path):
                     return code
                 differs = code or differs
             if fold != NULL and ranks > 0 and differs == 0:
-                differs = node_take_reduced(&self.node, fold, ranks, part, self.received[0], self.received_bytes[0])
+                differs = node_take_reduced(&self.node, fold, ranks, part, self.received[0], self.received_bytes[0],
+                                            self.rank)
             return differs

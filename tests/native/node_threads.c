@@ -102,7 +102,7 @@ static void ahead(Node *n, int round)
         }
         for (int r = 0; r <= n->rank; r++) /* a scan */
             check(node_hear(n, 21, r) == code, "hearing", operation);
-        check(code || node_take_reduced(n, sum_f8, n->rank + 1, 0, (char *)taken, bytes) == 0, "reducing", operation);
+        check(code || node_take_reduced(n, sum_f8, n->rank + 1, 0, (char *)taken, bytes, -1) == 0, "reducing", operation);
         for (size_t i = 0; code == 0 && i < count; i++) {
             double sum = 0;
             for (int r = 0; r <= n->rank; r++)
@@ -191,13 +191,14 @@ static void *run(void *number)
             }
             break;
         }
-        case 6: { /* scan */
-            char *own = (char *)x;
-            size_t size = sizeof(double) * count;
+        case 6: { /* scan, in y; the last rank gives nothing */
+            char *own = (char *)y;
+            size_t size = sizeof(double) * count, given = rank < ranks - 1 ? size : 0;
+            memcpy(y, x, size);
             node_begin(&node, 1, size ? size : 1);
             do {
-                code = node_post(&node, 9, 1, &own, &size);
-                code = code || node_take_reduced(&node, sum_f8, rank + 1, 0, (char *)y, size);
+                code = node_post(&node, 9, 1, &own, &given);
+                code = code || node_take_reduced(&node, sum_f8, rank + 1, 0, (char *)y, size, rank);
             } while (code == 0 && node_goes_on(&node));
             for (size_t i = 0; i < count; i++) {
                 double sum = 0;
@@ -219,7 +220,7 @@ static void *run(void *number)
             node_begin(&node, (size_t)ranks, largest);
             do {
                 code = node_post(&node, 10, (size_t)ranks, parts, sizes);
-                code = code || node_take_reduced(&node, sum_f8, ranks, (size_t)rank, (char *)y, size);
+                code = code || node_take_reduced(&node, sum_f8, ranks, (size_t)rank, (char *)y, size, -1);
             } while (code == 0 && node_goes_on(&node));
             for (size_t i = 0; i < size / sizeof(double); i++) {
                 double sum = 0;
