@@ -31,6 +31,13 @@ IMITATED_GPU = {
 LAUNCHER_VARIABLES += ("PYTHONUNBUFFERED",)
 SETTINGS = ("OMPI_MCA_", "OMPI_ALLOW_")
 
+# For programs of tests: no thread starts while Python exits, as since Python 3.12.
+NO_THREAD_AT_THE_END = """\
+import atexit, threading
+def refuse(self): raise RuntimeError("can't create new thread at interpreter shutdown")
+atexit.register(setattr, threading.Thread, "start", refuse)
+"""
+
 # For programs of tests. MPI computes while it waits, and Python does not compute that long in one instruction.
 UNTIL_IN_MPI = """\
 def until_in_mpi():

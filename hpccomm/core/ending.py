@@ -5,6 +5,7 @@ They meet in a polled barrier: it raises an error if a rank does not come, and l
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -71,7 +72,8 @@ def meet(group: ProcessGroup, deadline: float) -> bool:
         if waited > LONELY and absent is not None and not has_said and group.rank < SPEAKERS:
             has_said = True
             thread = threading.Thread(target=_tell_of, args=(group, absent), name="hpccomm-destroy", daemon=True)
-            thread.start()  # the verdict takes seconds
+            with contextlib.suppress(RuntimeError):  # no thread starts while Python 3.12 exits
+                thread.start()  # the verdict takes seconds
         if waited > limit:
             raise DistTimeoutError(
                 f"destroy of {group!r}: other ranks have not called it within {waited:.1f} s; "

@@ -345,6 +345,18 @@ def test_destroy_of_a_communicator_that_does_not_end(machine: Any, monkeypatch: 
     group.dispatcher.backends.pop("cuda")
 
 
+def test_destroy_while_python_exits_and_starts_no_thread(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = hc.init_process_group()
+    hc.all_reduce(gpus.array(np.ones(1)))
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    group.destroy()
+    assert "destroy" in machine.calls
+
+
 def test_asynchronous_errors_reach_the_work_and_the_group(machine: Any) -> None:
     with hc.init_process_group():
         array = gpus.array(np.ones(1))

@@ -14,7 +14,7 @@ import pytest
 from hpccomm.job.mpi_library import path_of_library
 from hpccomm.native import fastpath
 
-from ..launch import launch
+from ..launch import NO_THREAD_AT_THE_END, launch
 
 pytestmark = pytest.mark.serial
 
@@ -134,6 +134,17 @@ def test_threads_that_wait_for_messages_at_the_end_of_the_program_do_no_harm(
     file = tmp_path / "program.py"
     file.write_text(LISTENERS.format(receive=receive, send=send))
     ended = launch(2, sys.executable, file, env={"HPCCOMM_NATIVE": f"{is_compiled:d}"})
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_group_may_be_destroyed_at_the_end_of_the_program_while_another_rank_is_late(tmp_path: Path) -> None:
+    file = tmp_path / "program.py"
+    file.write_text(
+        "import atexit, time, hpccomm as hc\nfrom hpccomm.core import ending\nending.LONELY = 0.1\n"
+        "world = hc.init_process_group()\natexit.register(hc.destroy_process_group)\n"
+        f"atexit.register(time.sleep, world.rank)\n{NO_THREAD_AT_THE_END}"
+    )
+    ended = launch(2, sys.executable, file)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 

@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from hpccomm.native import gil_held
 
-from ..launch import WATCHED, launch, run_program
+from ..launch import NO_THREAD_AT_THE_END, WATCHED, launch, run_program
 
 pytestmark = pytest.mark.serial
 
@@ -315,8 +315,8 @@ def test_behind_a_rank_that_polls_is_the_culprit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("hangs", ["time.sleep(1000)", "any(iter(int, 1))", "MPI.COMM_SELF.recv(source=0)"])
 def test_who_hangs_after_the_last_collective_is_named(hangs: str, tmp_path: Path) -> None:
-    program = f"comm.Barrier()\nif rank == 1:\n    {hangs}\n"
+    program = f"{NO_THREAD_AT_THE_END}comm.Barrier()\nif rank == 1:\n    {hangs}\n"
     finished = told(tmp_path, program, "--timeout", "2", ranks=4)
     assert finished.returncode in (124, 9), finished.stderr
-    assert re.search(r"rank 1\b.* (at|in) .*program.py:13", finished.stderr), finished.stderr
+    assert re.search(r"rank 1\b.* (at|in) .*program.py:16", finished.stderr), finished.stderr
     assert "the job ends with status 124 (--on-timeout abort)" in finished.stderr
