@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.timeouts import as_seconds
 from ..native import fastpath, gil_held
+from ..process import stderr
 from ..process.proc import say_that_it_ends
 from ..process.settings import Settings, folder_at_start
 from .groups_seen import PACKAGE, groups
@@ -136,7 +137,8 @@ class Start:
             return
         self._stacks = os.memfd_create("hpccomm-stacks")  # faulthandler writes stacks into it
         faulthandler.register(free, file=self._stacks, all_threads=True)
-        if gil_held.start(self._rank, self._size, PACKAGE, free, self._stacks, fastpath.blocking_address()):
+        terminal = stderr.terminal.fileno() if stderr.terminal else -1
+        if gil_held.start(self._rank, self._size, PACKAGE, free, self._stacks, terminal, fastpath.blocking_address()):
             atexit.register(gil_held.stop)
 
     def stop(self) -> None:

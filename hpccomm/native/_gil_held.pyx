@@ -31,9 +31,10 @@ cdef extern from "gil_held.h" nogil:
 
 cdef extern from *:
     """
-    static void held_configure(int rank, int size, const char *package, int signal_number, int stack_file)
+    static void held_configure(int rank, int size, const char *package, int signal_number, int stack_file, int terminal)
     {
         held.rank = rank, held.size = size, held.signal_number = signal_number, held.stack_file = stack_file;
+        held.terminal = terminal;
         snprintf(held.package, sizeof held.package, "%s", package);
     }
     static void held_place_is(int i, const char *path) { snprintf(held.places[i], sizeof held.places[i], "%s", path); }
@@ -44,7 +45,7 @@ cdef extern from *:
         held.cuda_event_query = (int (*)(void *))query;
     }
     """
-    void held_configure(int rank, int size, const char* package, int signal_number, int stack_file)
+    void held_configure(int rank, int size, const char* package, int signal_number, int stack_file, int terminal)
     void held_place_is(int i, const char* path)
     void held_ring_is(void* function)
     void held_cuda_is(void* query, void* mode)
@@ -98,13 +99,14 @@ cdef class Notes:
             self.group.notes[place].began = 0
 
 
-def start(int rank, int size, str package, int signal_number, int stack_file, uintptr_t ring):
+def start(int rank, int size, str package, int signal_number, int stack_file, int terminal, uintptr_t ring):
     """Start the threads; return whether they run.
 
     `package`: hpccomm's folder, by which its frames are recognised; `signal_number`: a signal whose handler writes the
-    stacks of all threads to `stack_file`; `ring`: the result of `fastpath.blocking_address()`.
+    stacks of all threads to `stack_file`; `terminal`: a file for reports beside stderr, or -1; `ring`: the result of
+    `fastpath.blocking_address()`.
     """
-    held_configure(rank, size, package.encode(), signal_number, stack_file)
+    held_configure(rank, size, package.encode(), signal_number, stack_file, terminal)
     held_ring_is(<void*>ring)
     return held_start() == 0
 

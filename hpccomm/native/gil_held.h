@@ -66,7 +66,7 @@ static struct {
     HeldGroup *groups;
     int (*ring)(HeldRing *, int);
     int (*cuda_event_query)(void *), (*cuda_capture_mode)(int *);
-    int rank, size, signal_number, stack_file, has_started;
+    int rank, size, signal_number, stack_file, terminal, has_started;
     struct stat stack_file_was;
     struct sigaction action_was;
     char package[1024], places[HELD_PLACES][1024], known[HELD_KNOWN][HELD_TOKEN];  /* answered questions */
@@ -304,6 +304,7 @@ static void held_tell(double seconds, const HeldWait *wait, const char *where, c
         held_add(&all, "hpccomm: the job ends with status %d, because the GIL can't be taken from a call of C; timeout= of the "
                  "group, or HPCCOMM_TIMEOUT in seconds, allows more time\n", HELD_STATUS);
     held_write(2, all.text, all.length);
+    if (held.terminal >= 0) held_write(held.terminal, all.text, all.length);
 }
 
 /* Write this rank's report for `debug/held.py`. */

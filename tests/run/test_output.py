@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from hpccomm.native import gil_held
+
 from .test_run import watched
 
 pytestmark = pytest.mark.serial
@@ -72,6 +74,27 @@ def test_the_verdict_and_a_traceback_are_on_the_terminal_and_in_the_log(tmp_path
     finished = watched(raises, tmp_path, 2, options=("--only-ranks", "0", "--log-dir", tmp_path / "more"), status=1)
     assert "[rank 1] KeyError: 'a'" in finished.stderr
     assert "[rank 1] KeyError: 'a'" in logs(tmp_path / "more")["rank-1.err"]
+
+
+@pytest.mark.skipif(gil_held is None, reason="without the compiled extension")
+def test_the_report_of_a_call_that_holds_the_gil_is_on_the_terminal_and_in_the_log(tmp_path: Path) -> None:
+    program = """
+        import ctypes, threading, time, numpy as np, hpccomm as hc
+        with hc.init_process_group(timeout=3) as world:
+            other = threading.Thread(target=hc.recv, args=(np.ones(3), 1))
+            if world.rank == 0:
+                other.start()
+                time.sleep(0.5)
+                ctypes.PyDLL(None).sleep(8)
+                other.join()
+            else:
+                time.sleep(1)
+                hc.send(np.ones(3), 0)
+        """
+    finished = watched(program, tmp_path, 2, options=("--log-dir", tmp_path / "logs"), status=0)
+    said = "rank 0: Python has not run for"
+    assert said in finished.stderr
+    assert any(said in line for line in logs(tmp_path / "logs")["rank-0.err"])
 
 
 def test_a_folder_that_can_not_be_made_is_refused(tmp_path: Path) -> None:
