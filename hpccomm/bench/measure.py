@@ -2,8 +2,9 @@
 
 The contenders of one size are interleaved, iteration by iteration, in random order. So a slow phase of a noisy machine
 affects all of them, none always runs after the one that empties the caches, and the ratio of their medians is stable.
-Each timed batch starts at a barrier; its time is the maximum over the ranks. A batch lasts `Plan.batch_seconds`, which
-is long compared with a tick of the clock and with the differences between ranks when they leave the barrier.
+Each timed batch starts at a barrier; its time is the maximum over the ranks. The quickest contender's batch lasts
+`Plan.batch_seconds`, which is long compared with a tick of the clock and with the differences between ranks when they
+leave the barrier; the others' batches have as many calls.
 
 Work on GPU arrays is also timed by the host's clock: a batch ends when the host has waited for the stream. The time
 until the calls return is stored too.
@@ -91,24 +92,24 @@ def measure(
 
     if not calls:
         return {}
-    names, batches, expected = list(calls), {}, 0.0
-    for name, call in calls.items():
+    names, batch, of_a_call = list(calls), 1, 0.0
+    for call in calls.values():
         until_done(call, plan.warmup, finish)
-        batches[name], seconds = _batch(call, comm, plan, finish)
-        expected += seconds
-    iterations = plan.iterations_of(expected)
+        wanted, seconds = _batch(call, comm, plan, finish)
+        of_a_call += seconds / wanted
+        batch = max(batch, wanted)  # of all: where ranks run ahead of others, more calls take less time each
+    iterations = plan.iterations_of(batch * of_a_call)
     samples = np.empty((2, len(names), iterations))
     shuffled = np.random.default_rng(0)  # the same on every rank
     for i in range(iterations):
         for k in shuffled.permutation(len(names)):
-            batch = batches[names[k]]
             comm.Barrier()
             samples[:, k, i] = until_done(calls[names[k]], batch, finish)
             samples[:, k, i] /= batch
     slowest = np.empty_like(samples)
     comm.Allreduce(samples, slowest, MPI.MAX)
     host = slowest[1] if finish else [None] * len(names)
-    return {name: Timing(slowest[0, k], batches[name], host[k]) for k, name in enumerate(names)}
+    return {name: Timing(slowest[0, k], batch, host[k]) for k, name in enumerate(names)}
 
 
 def timed(call: Callable[[], Any], times: int) -> float:
@@ -134,11 +135,18 @@ def until_done(call: Callable[[], Any], times: int, finish: Callable[[], None] |
 def _batch(
     call: Callable[[], Any], comm: MPI.Intracomm, plan: Plan, finish: Callable[[], None] | None
 ) -> tuple[int, float]:
-    """Return the number of calls in a batch, the same on all ranks, and the seconds that the batch takes."""
+    """Return the number of calls in a batch, the same on all ranks, and the seconds that the batch takes.
+
+    The quickest of three batches counts: one that makes something for later calls, or waits for a core, looks long.
+    """
+
+    def slowest() -> float:
+        comm.Barrier()
+        return float(max(comm.allgather(until_done(call, batch, finish)[0])))
+
     batch = plan.batch or 1
     while True:
-        comm.Barrier()
-        seconds = max(comm.allgather(until_done(call, batch, finish)[0]))
+        seconds = min(slowest() for _ in range(1 if plan.batch else 3))
         if plan.batch or seconds >= plan.batch_seconds or batch >= LARGEST_BATCH:
             return batch, seconds
         wanted = batch * plan.batch_seconds / max(seconds, 1e-9)
