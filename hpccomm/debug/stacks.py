@@ -111,6 +111,7 @@ def calls_in_flight(without: int = 0, exactly: bool = False) -> Iterator[CallInF
         elif call is None and not is_own and thread != without:
             yield from _waits_for_requests(frame, exactly)
             yield from _waits_for_tasks(frame)
+    del frame  # with Python 3.12 a frame that refers to itself, and those outside of it, would stay
 
 
 def call_of_thread(thread: int) -> CallInFlight | None:

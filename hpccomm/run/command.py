@@ -9,8 +9,8 @@ import math
 import os
 import re
 import runpy
+import signal
 import sys
-import threading
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -254,9 +254,8 @@ def _leave(group: Any, pid: int) -> None:
         try:
             group.leave(tells=False)
         except KeyboardInterrupt:  # ranks that wait for this one inside MPI end the job and report this rank's place
-            timer = threading.Timer(LONGEST_GOODBYE, os._exit, (130,))
-            timer.daemon = True
-            timer.start()
+            signal.signal(signal.SIGALRM, lambda *_: os._exit(130))  # no thread starts while Python 3.12 exits
+            signal.setitimer(signal.ITIMER_REAL, LONGEST_GOODBYE)
             group.leave(tells=False)
 
 
