@@ -32,6 +32,8 @@ cdef extern from "Python.h":
     Py_ssize_t PyLong_AsSsize_t(object number) except? -1
     void* PyLong_AsVoidPtr(object number) except? NULL
     PyObject* PyDict_GetItem(object of, object key)
+    PyObject* PyDict_GetItemWithError(object of, object key)
+    void PyErr_Clear()
     int PyErr_CheckSignals() except -1
     const char* PyUnicode_AsUTF8(object text) except NULL
     unsigned long PyThread_get_thread_ident() nogil

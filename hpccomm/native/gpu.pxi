@@ -201,5 +201,8 @@ cdef inline bint are_seen_apart(Seen* one, Seen* other) noexcept nogil:
 
 cdef inline int gpu_op(object op) noexcept:
     """Return the number of an op in the tables; NOBODY if it has none, or is not hashable."""
-    cdef PyObject* place = PyDict_GetItem(gpu_ops, op)
-    return NOBODY if place == NULL else <int>PyLong_AsLong(<object>place)
+    cdef PyObject* place = PyDict_GetItemWithError(gpu_ops, op)
+    if place == NULL:
+        PyErr_Clear()  # since Python 3.13 PyDict_GetItem prints it
+        return NOBODY
+    return <int>PyLong_AsLong(<object>place)
