@@ -23,7 +23,7 @@ help: ## show this list
 demo: $(VENV)/.cli ## train a network on handwritten digits on four ranks
 	$(RUN) 4 $(BIN)/python jobs/train_digits.py $(ARGS)
 
-test: $(VENV)/.test ## run the tests on 1 and 2 ranks: 8 minutes on two cores (a quarter of the tests that start jobs)
+test: $(VENV)/.test ## run the tests on 1 and 2 ranks: 10 minutes on two cores (a quarter of the tests that start jobs)
 	OPTIONS="--cases=2 --jobs=2 --one-job-in=4" tools/run-tests $(BIN) "$(RANKS)" $(ARGS)
 
 test-all: ## run all tests for hours: slow ones, both MPIs, 1 to 4 ranks, PyTorch, Slurm, sanitizers
