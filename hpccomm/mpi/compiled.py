@@ -101,6 +101,7 @@ class CompiledFastPath(fastpath.FastPath, MPIFastPath):
             self._own = aligned_zeros(fastpath.node_memory(0, 1, False, OWN_SLOT))
             self.map_node(address_of(self._own), OWN_SLOT, ONE_PHASE, LOOKS, NEVER)
             return
+        from . import node_tree
         from .shared_memory import PAGE_BYTES, Mapping
 
         slot = min(LARGEST_SLOT, LARGEST_WINDOW // (2 * self._size + 1)) // PAGE_BYTES * PAGE_BYTES
@@ -110,7 +111,10 @@ class CompiledFastPath(fastpath.FastPath, MPIFastPath):
         if self._memory is None:
             self.map_node(0, 0, 0, 0, NEVER)
             return
-        self.map_node(address_of(self._memory.parts[0]), slot, ONE_PHASE, looks, yields)
+        tree = None
+        if self._size > node_tree.FLAT and yields == NEVER:
+            tree = node_tree.parents(self._comm.allgather(node_tree.place(mpi_library.cores())))
+        self.map_node(address_of(self._memory.parts[0]), slot, ONE_PHASE, looks, yields, tree)
         self.node_part = slot
 
     def _new_window(self, nbytes: list[int]) -> Window | None:

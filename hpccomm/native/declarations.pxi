@@ -92,7 +92,8 @@ cdef extern from "node.h" nogil:
         void* cells
         char* slots
         size_t slot, one_phase
-        int rank, ranks, looks, yields, differing
+        int rank, ranks, looks, yields, differing, ranks_below, above
+        const int* below
         int (*progress)(void*) noexcept nogil
         void* context
         uint64_t number
@@ -146,7 +147,7 @@ cdef enum:
     TYPES = 32  # the type numbers of NumPy's own dtypes are smaller
     BFLOAT16 = TYPES - 1  # in the tables: ml_dtypes' bfloat16
     OPS = 16
-    PARTS = 64  # most parts of a list
+    PARTS = 256  # most ranks that use memory of the node, and most parts of a list
     WAITED = 512  # most Works that are waited for at once
     SMALL = 2048  # most elements that are prepared here: NumPy prepares more as fast
     REAP_EVERY = 32  # fewest new Works between two polls of those in flight, if the program holds the oldest

@@ -19,6 +19,7 @@ static inline void node_make_halves(Node *n, char *memory /* zeroed */, size_t s
 {
     n->flags = (Flags *)memory;
     n->cells = NULL;
+    n->below = NULL; /* a rank waits for none that is not in `wait` */
     n->slots = memory + (size_t)n->ranks * sizeof(Flags);
     n->slot = n->stride = slot;
     n->number = n->settled = 0;

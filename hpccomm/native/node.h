@@ -1,12 +1,8 @@
 /* Collectives through memory that all ranks of a node share: copy in, meet, reduce, copy out. No Python, no MPI.
  *
- * Each rank has one slot for its values in each of two sets, which alternate by operation; there is one result. A rank
- * stores the number n of an operation in its flag to say "my slot has the values of operation n, and I have ended
- * operation n - 1". So a rank that has read at least n - 1 in all flags may write into the set of operation n. Flags
- * are C11 atomics: stored with release after the values, loaded with acquire before them.
- *
  *     small     copy in | meet | each rank reduces all slots into its array
  *     larger    copy in all but the own share | meet | reduce the own share into the result | meet | copy out
+ *     a line    in a tree (meet.h): its root reduces all slots into the result before it releases the others
  *
  * Values larger than a slot go in rounds, each an operation with its own number, if all ranks know their size.
  *
@@ -15,213 +11,12 @@
  * the operation's number, so a rank that only gives values can be CELLS operations before the slowest.
  *
  * Reductions are in rank order. Each element is reduced once, or by all ranks in the same way: all get the same bits.
- * Beside its flag a rank writes its call and its round. So if calls differ, all ranks get an error and have taken one
- * number each: the next operation works again. After an MPI error they may have taken different numbers, and the
- * memory can't be used any more.
  */
 #ifndef HPCCOMM_NODE_H
 #define HPCCOMM_NODE_H
 
-#include <sched.h>
-#include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-#include <unistd.h>
-
 #include "fold.h"
-#include "sleep.h"
-
-#if defined(__x86_64__)
-#define PAUSE() __builtin_ia32_pause()
-#elif defined(__aarch64__)
-#define PAUSE() __asm__ volatile("yield")
-#else
-#define PAUSE() ((void)0)
-#endif
-
-enum { LINE = 64, NODE_DIFFERS = -1, NODE_LEAVES = -2, SETS = 2, CELLS = 64, YIELDS_BEFORE_PROGRESS = 4, NODE_PAGE = 4096 };
-
-typedef struct {
-    _Alignas(LINE) _Atomic uint64_t begun;
-    uint64_t number[SETS]; /* one of each for each set: others may still compare the previous one */
-    uint64_t call[SETS];   /* collective, root or op, dtype */
-    uint64_t count[SETS];
-    _Alignas(LINE) _Atomic uint64_t reduced;
-    _Atomic uint64_t claimed; /* halves.h: the last operation in which a rank has claimed to reduce this rank's share */
-    Sleepers sleepers;        /* of all ranks, in rank 0's flags */
-} Flags;
-
-typedef struct {
-    uint64_t number, call;
-    char data[1024 - 2 * sizeof(uint64_t)];
-} Cell;
-
-typedef struct {
-    Flags *flags;
-    Cell *cells;      /* NULL: no rank goes on before the others */
-    char *slots;      /* the result comes first */
-    size_t slot, stride; /* bytes: of a slot's values, from slot to slot */
-    size_t one_phase; /* if all ranks' bytes together are at most this, each rank reduces everything */
-    int rank, ranks;
-    int looks;                 /* polls before the core is yielded to other processes */
-    int yields;                /* of the core before this rank sleeps; negative, on all ranks: it never sleeps */
-    uint64_t number, settled;  /* the last operation; the last that all ranks are known to have begun */
-    int (*progress)(void *);   /* called while waiting, for MPI's progress; returns 0 or MPI's error code */
-    void *context;
-    int differing; /* the rank whose call differs */
-    size_t at, room, largest; /* of parts: this round's first byte and most bytes, the largest part; see node_begin */
-} Node;
-
-/* Rank 0's part of the memory has flags and cells, the result and rank 0's slots; every other part its rank's slots. */
-static inline size_t node_flags_bytes(int ranks, int has_cells)
-{
-    size_t bytes = (size_t)ranks * (sizeof(Flags) + (has_cells ? CELLS * sizeof(Cell) : 0));
-    return (bytes + NODE_PAGE - 1) / NODE_PAGE * NODE_PAGE;
-}
-
-static inline size_t node_bytes(int rank, int ranks, int has_cells, size_t slot)
-{
-    return (slot + NODE_PAGE) * (rank ? SETS : SETS + 1) + (rank ? 0 : node_flags_bytes(ranks, has_cells));
-}
-
-static inline void node_map(Node *n, char *memory /* flags and cells are zero */, int has_cells, size_t slot)
-{
-    n->flags = (Flags *)memory;
-    n->cells = has_cells ? (Cell *)(n->flags + n->ranks) : NULL;
-    n->slots = memory + node_flags_bytes(n->ranks, has_cells);
-    n->slot = slot;
-    n->stride = slot + NODE_PAGE; /* the last bytes are for the places of a list's parts */
-}
-
-static inline char *node_slot(Node *n, uint64_t number, int rank)
-{
-    return n->slots + (1 + SETS * (size_t)rank + (number & 1)) * n->stride;
-}
-
-static inline Cell *node_cell(Node *n, int rank)
-{
-    return &n->cells[(size_t)rank * CELLS + n->number % CELLS];
-}
-
-/* Both sets share it: a rank writes into it after all ranks have begun, hence have copied out the previous result. */
-static inline char *node_result(Node *n)
-{
-    return n->slots;
-}
-
-static inline void node_sleep(Node *n, _Atomic uint64_t *flag, uint64_t number)
-{
-    Sleepers *s = &n->flags->sleepers;
-    uint32_t seen = sleepers_enter(s);
-    if (atomic_load(flag) < number)
-        sleepers_sleep(s, seen);
-    sleepers_leave(s);
-}
-
-static inline int node_wait(Node *n, _Atomic uint64_t *flag, uint64_t number)
-{
-    int code = 0, looks = 0, yields = n->yields;
-    while (atomic_load_explicit(flag, memory_order_acquire) < number && !code) {
-        if (looks < n->looks) {
-            looks++;
-            PAUSE();
-            continue;
-        }
-        if (looks == n->looks) {
-            looks++;
-            node_waiting++;
-        }
-        if (node_is_ending)
-            break;
-        code = yields > 0 && yields % YIELDS_BEFORE_PROGRESS ? 0 : n->progress(n->context);
-        if (!code && yields == 0)
-            node_sleep(n, flag, number);
-        else if (!code)
-            sched_yield();
-        yields -= yields > 0;
-    }
-    if (looks > n->looks) {
-        node_waiting--;
-        while (node_is_ending)
-            pause();
-    }
-    return code;
-}
-
-/* Store n->number in a flag, which is `field` bytes from the beginning of the flags of `rank`. Only the last of all
- * ranks wakes the sleepers, because they need this flag of all ranks; except if `is_awaited`. */
-static inline void node_raise(Node *n, int rank, size_t field, int is_awaited)
-{
-#define FLAG_OF(rank) ((_Atomic uint64_t *)((char *)&n->flags[rank] + field))
-    if (n->yields < 0) {
-        atomic_store_explicit(FLAG_OF(rank), n->number, memory_order_release);
-        return;
-    }
-    atomic_store(FLAG_OF(rank), n->number);
-    if (!sleepers_any(&n->flags->sleepers))
-        return;
-    for (int other = 0; !is_awaited && other < n->ranks; other++)
-        if (atomic_load(FLAG_OF(other)) < n->number)
-            return;
-    sleepers_wake(&n->flags->sleepers);
-#undef FLAG_OF
-}
-
-/* Announce operation n->number, whose values are in this rank's slot. `is_awaited`: ranks may wait for this one alone. */
-static inline void node_show(Node *n, uint64_t call, uint64_t count, int is_awaited)
-{
-    Flags *mine = &n->flags[n->rank];
-    mine->number[n->number & 1] = n->number;
-    mine->call[n->number & 1] = call;
-    mine->count[n->number & 1] = count;
-    node_raise(n, n->rank, offsetof(Flags, begun), is_awaited);
-}
-
-/* Whether a rank that has begun operation n->number has shown it in its flags, as this call. */
-static inline int node_calls(Node *n, int rank, uint64_t call)
-{
-    const Flags *other = &n->flags[rank];
-    return other->number[n->number & 1] == n->number && other->call[n->number & 1] == call;
-}
-
-static inline int node_differs(Node *n, int rank)
-{
-    int set = n->number & 1;
-    Flags *mine = &n->flags[n->rank];
-    if (node_calls(n, rank, mine->call[set]) && n->flags[rank].count[set] == mine->count[set])
-        return 0;
-    n->differing = rank;
-    return NODE_DIFFERS;
-}
-
-/* Wait until all ranks have begun operation n->number, and compare their calls. */
-static inline int node_meet(Node *n)
-{
-    int code, differs = 0;
-    for (int rank = 0; rank < n->ranks; rank++) {
-        if ((code = node_wait(n, &n->flags[rank].begun, n->number)))
-            return code;
-        differs = differs ? differs : node_differs(n, rank);
-    }
-    n->settled = n->number;
-    return differs;
-}
-
-/* Take the next number, and wait until its set, of SETS, or its cell, of CELLS, is free: the operation `sets` before it
- * has ended on all ranks. A rank that must wait for a cell waits until half of them are free. */
-static inline int node_next(Node *n, uint64_t sets)
-{
-    int code;
-    if (n->settled + sets <= ++n->number) {
-        uint64_t begun = n->number > sets / 2 ? n->number - sets / 2 : 0;
-        for (int rank = 0; rank < n->ranks; rank++)
-            if ((code = node_wait(n, &n->flags[rank].begun, begun)))
-                return code;
-        n->settled = begun;
-    }
-    return 0;
-}
+#include "meet.h"
 
 /* Reduce `bytes` bytes of all slots, from `at` on, in rank order into `out`; `mine`, if not NULL, has this rank's. */
 static inline void node_fold(Node *n, const Fold *fold, char *out, const char *mine, size_t at, size_t bytes)
@@ -249,7 +44,21 @@ static inline int node_all_reduce(Node *n, uint64_t call, const Fold *fold, size
 {
     size_t bytes = count * itemsize;
     int code;
-    if (bytes <= n->slot && bytes * (size_t)n->ranks <= n->one_phase) {
+    if (n->below && bytes <= LINE) {
+        if ((code = node_next(n, SETS)))
+            return code;
+        copy_bytes(node_slot(n, n->number, n->rank), x, bytes);
+        node_show(n, call, count, 0);
+        if ((code = node_climb(n)))
+            return code;
+        if (n->rank == 0 && n->flags->differing != n->number)
+            node_fold(n, fold, node_result(n), NULL, 0, bytes);
+        if ((code = node_descend(n)))
+            return code;
+        copy_bytes(x, node_result(n), bytes);
+        return 0;
+    }
+    if (!n->below && bytes <= n->slot && bytes * (size_t)n->ranks <= n->one_phase) {
         if ((code = node_next(n, SETS)))
             return code;
         copy_bytes(node_slot(n, n->number, n->rank), x, bytes);
@@ -280,7 +89,7 @@ static inline int node_all_reduce(Node *n, uint64_t call, const Fold *fold, size
         for (int i = 1; i < n->ranks; i++) {
             int rank = (n->rank + i) % n->ranks;
             size_t from, others = node_share(n, part, rank, &from);
-            if ((code = node_wait(n, &n->flags[rank].reduced, n->number)))
+            if (others && (code = node_wait(n, &n->flags[rank].reduced, n->number)))
                 return code;
             copy_bytes(x + at + from, result + from, others);
         }
@@ -380,6 +189,8 @@ static inline int node_meet_filled(Node *n, uint64_t call, uint64_t size)
 {
     int code, differs = 0, leaves = 0, set = n->number & 1;
     node_show(n, call, size, 0);
+    if (n->below && (code = node_meet(n)) != NODE_DIFFERS)
+        return !code && size == NODE_TOO_LARGE ? NODE_LEAVES : code;
     for (int rank = 0; rank < n->ranks; rank++) {
         Flags *other = &n->flags[rank];
         if ((code = node_wait(n, &other->begun, n->number)))
@@ -534,7 +345,7 @@ static inline int node_broadcast(Node *n, uint64_t call, int root, char *x, size
         if (n->rank == root)
             copy_bytes(node_slot(n, n->number, root), x + at, part);
         node_show(n, call, bytes + at, n->rank == root);
-        if (at == 0 && bytes > n->slot) {
+        if (n->below || at == 0 && bytes > n->slot) {
             if ((code = node_meet(n)))
                 return code;
         } else if (n->rank != root) {

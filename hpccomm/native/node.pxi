@@ -16,6 +16,7 @@ cdef class InNode(Path):
     cdef char *received[PARTS]
     cdef size_t sent_bytes[PARTS]
     cdef size_t received_bytes[PARTS]
+    cdef int below[PARTS]  # this rank in a tree; see meet.h
 
     def __cinit__(self):
         self.node_largest = self.node_reduced = -1
@@ -26,8 +27,11 @@ cdef class InNode(Path):
             self.node_largest, self.node_reduced, self.before_node = largest, reduced, before
         self.is_alone = self.size == 1
 
-    def map_node(self, uintptr_t address, size_t slot, size_t one_phase, int looks, int yields):
-        """Use the memory at `address`, which all ranks of the group share, zero before its slots. Address 0: none."""
+    def map_node(self, uintptr_t address, size_t slot, size_t one_phase, int looks, int yields, list parents=None):
+        """Use the memory at `address`, which all ranks of the group share, zero before its slots. Address 0: none.
+
+        `parents` has the rank above each rank in the tree in which ranks meet, -1 for rank 0; None: there is no tree.
+        """
         if address == 0:
             self.node_largest, self.node_reduced, self.node.flags = -1, -1, NULL
             return
@@ -35,6 +39,12 @@ cdef class InNode(Path):
         self.node.rank, self.node.ranks = self.rank, self.size
         self.node.progress, self.node.context = make_progress, <void*>self.comm
         node_map(&self.node, <char*>address, yields >= 0, slot)
+        if parents is not None:
+            for rank, above in enumerate(parents):
+                if above == self.rank:
+                    self.below[self.node.ranks_below] = rank
+                    self.node.ranks_below += 1
+            self.node.below, self.node.above = self.below, parents[self.rank]
 
     cdef bint is_in_node(self, Py_ssize_t nbytes) except -1:
         """Whether an operation uses memory of the node, opened when worthwhile; all ranks give the same answer."""

@@ -2,9 +2,12 @@
  *
  *     node_threads RANKS ROUNDS YIELDS PATIENCE
  *
- * YIELDS is -1 (no rank sleeps) or 0. A sleep of PATIENCE seconds is an error: a wake-up was lost.
+ * YIELDS is -2 (no rank sleeps, and the ranks meet in a tree), -1 (no rank sleeps) or 0. A sleep of PATIENCE seconds is
+ * an error: a wake-up was lost. ROUNDS is 0: print how often the ranks load a line of another rank, and end.
  */
 #define _GNU_SOURCE
+static _Thread_local long loads;
+#define NODE_LOADS(is_of_another_rank) (loads += (is_of_another_rank))
 #include "halves.h"
 
 #include <dlfcn.h>
@@ -14,7 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { SLOT = 1024, LARGEST = 5000 /* doubles */, OWN = 200 /* doubles, of an operation in two halves */ };
+enum { SLOT = 1024, LARGEST = 5000 /* doubles */, OWN = 200 /* doubles, of an operation in two halves */, MOST = 256 /* ranks */ };
 
 static int ranks, rounds, yields;
 static struct timespec patience;
@@ -50,11 +53,26 @@ static int progress(void *context) /* an error of MPI, once, where `context` ask
     return code;
 }
 
+/* Return the rank above another in the tree: domains have about as many ranks as there are domains. */
+static int above(int rank)
+{
+    int together = 2;
+    while (together * together < ranks)
+        together++;
+    return rank == 0 ? -1 : rank % together ? rank - rank % together : 0;
+}
+
 static Node node_of(int rank, int *error)
 {
-    Node node = {.one_phase = 512, .rank = rank, .ranks = ranks, .looks = 10, .yields = yields, .progress = progress,
+    static int below[MOST][MOST];
+    Node node = {.one_phase = rounds ? 512 : 16384, .rank = rank, .ranks = ranks, .looks = 10, .yields = yields, .progress = progress,
                  .context = error};
     node_map(&node, memory, yields >= 0, SLOT);
+    for (int other = 0; yields == -2 && other < ranks; other++)
+        if (above(other) == rank)
+            below[rank][node.ranks_below++] = other;
+    if (yields == -2)
+        node.below = below[rank], node.above = above(rank);
     return node;
 }
 
@@ -299,6 +317,34 @@ static void leave_and_call_again(int operation, size_t size)
     check((int)(intptr_t)code == NODE_DIFFERS, "the other rank", operation);
 }
 
+static void *load(void *number)
+{
+    int rank = (int)(intptr_t)number;
+    Node node = node_of(rank, NULL);
+    double x[2] = {rank, 1};
+    static _Atomic long most[3], all[3];
+    static _Atomic int ended;
+    for (int call = 0; call < 9; call++) {
+        int operation = call / 3;
+        loads = 0;
+        x[0] = rank;
+        check((operation == 0   ? node_barrier(&node, 1, 0)
+               : operation == 1 ? node_all_reduce(&node, 2, sum_f8, sizeof *x, (char *)x, 1)
+                                : node_broadcast(&node, 3, ranks - 1, (char *)x, sizeof x)) == 0, "code", operation);
+        check(*x == (operation == 0 ? rank : operation == 1 ? ranks * (ranks - 1) / 2 : ranks - 1), "value", operation);
+        if (call % 3 < 2) /* count those of the third call */
+            continue;
+        all[operation] += loads;
+        for (long before = most[operation]; before < loads;)
+            atomic_compare_exchange_weak(&most[operation], &before, loads);
+    }
+    if (++ended == ranks)
+        for (int operation = 0; operation < 3; operation++)
+            printf("%s: %ld of all ranks, %ld of one\n", (const char *[]){"barrier", "all_reduce", "broadcast"}[operation],
+                   all[operation], most[operation]);
+    return NULL;
+}
+
 static int other_rank_comes(void *flags)
 {
     atomic_store(&((Flags *)flags)->begun, 1);
@@ -354,13 +400,16 @@ int main(int argc, char **argv)
     size_t size_of_halves = (node_halves_bytes(ranks, OWN * sizeof(double)) + LINE - 1) / LINE * LINE;
     halves = aligned_alloc(LINE, size_of_halves);
     memset(halves, 0, size_of_halves);
-    pthread_t threads[16];
+    pthread_t threads[MOST];
     for (int rank = 0; rank < ranks; rank++)
-        pthread_create(&threads[rank], NULL, run, (void *)(intptr_t)rank);
+        pthread_create(&threads[rank], NULL, rounds ? run : load, (void *)(intptr_t)rank);
     for (int rank = 0; rank < ranks; rank++)
         pthread_join(threads[rank], NULL);
+    if (rounds == 0)
+        return 0;
     for (int operation = 0; ranks == 2 && operation < 4; operation++)
         leave_and_call_again(operation, size);
+    yields = yields < -1 ? -1 : yields;
     check((sleeps > 0) == (yields >= 0) && (wakes > 0) == (yields >= 0), "sleeps and wakes", 0);
     count_wakes(size);
     free(memory);

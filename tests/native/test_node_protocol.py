@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,7 +16,8 @@ from tests.launch import ROOT, clean_environment, time_limit
 pytestmark = pytest.mark.once
 
 HEADERS = [
-    ROOT / "hpccomm" / "native" / name for name in ("node.h", "halves.h", "sleep.h", "fold.h", "half.h", "cpu.h")
+    ROOT / "hpccomm" / "native" / name
+    for name in ("meet.h", "node.h", "halves.h", "sleep.h", "fold.h", "half.h", "cpu.h")
 ]
 PROGRAM = Path(__file__).with_name("node_threads.c")
 COMPILER = shutil.which(os.environ.get("CC", "cc"))
@@ -39,9 +42,27 @@ MUTANTS = {
         "for (int rank = 0; rank < 0; rank++)\n        if ((code = node_wait(n, &n->flags[rank].reduced",
     ),
     "the result is not waited for": (
-        "if ((code = node_wait(n, &n->flags[rank].reduced, n->number)))\n                return code;",
+        "if (others && (code = node_wait(n, &n->flags[rank].reduced, n->number)))\n                return code;",
         "",
     ),
+}
+
+# The same for ranks that meet in a tree.
+TREE_MUTANTS = {
+    "a rank does not wait for those below it": (
+        "if ((code = node_wait(n, &below->arrived, n->number)))\n            return code;",
+        "",
+    ),
+    "a rank arrives without release": (
+        "&mine->arrived, n->number, memory_order_release",
+        "&mine->arrived, n->number, memory_order_relaxed",
+    ),
+    "ranks are released without release": (
+        "&mine->released, n->number, memory_order_release",
+        "&mine->released, n->number, memory_order_relaxed",
+    ),
+    "a difference below is not seen": ("below->differing == n->number ||", ""),
+    "a difference elsewhere is not seen": ("n->flags[n->above].differing == n->number", "0"),
 }
 
 # The same for ranks that may go on before the others.
@@ -62,6 +83,7 @@ SLEEPING_MUTANTS = {
     "a sleeper does not check again": ("if (atomic_load(flag) < number)\n", ""),
 }
 NEVER = -1  # a rank sleeps
+TREE = -2  # nor here, and the ranks meet in a tree
 
 
 def built(folder: Path, sanitizers: str, before: str = "", after: str = "") -> Path:
@@ -97,9 +119,13 @@ def run(
 
 
 @pytest.mark.parametrize(
-    ("sanitizers", "ranks"), [("thread", 2), ("thread", 3), ("thread", 5), ("address,undefined", 5)]
+    ("sanitizers", "ranks", "yields"),
+    [
+        *itertools.product(["thread"], [2, 3, 5], [NEVER, 0]),
+        *itertools.product(["address,undefined"], [5], [NEVER, 0]),
+        ("thread", 5, TREE),
+    ],
 )
-@pytest.mark.parametrize("yields", [NEVER, 0])
 def test_nothing_is_read_before_it_is_written_and_no_wake_up_is_lost(
     tmp_path: Path, sanitizers: str, ranks: int, yields: int
 ) -> None:
@@ -107,12 +133,13 @@ def test_nothing_is_read_before_it_is_written_and_no_wake_up_is_lost(
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
 
 
-@pytest.mark.parametrize("mutant", [*MUTANTS, *AHEAD_MUTANTS])
+@pytest.mark.parametrize("mutant", [*MUTANTS, *AHEAD_MUTANTS, *TREE_MUTANTS])
 def test_what_is_left_out_is_noticed(tmp_path: Path, mutant: str) -> None:
-    before, after = (MUTANTS | AHEAD_MUTANTS)[mutant]
+    before, after = (MUTANTS | AHEAD_MUTANTS | TREE_MUTANTS)[mutant]
     assert any(before in header.read_text() for header in HEADERS)
-    ranks = 2 if mutant == "rounds are not compared" else 3
-    done = run(built(tmp_path, "thread", before, after), ranks, 3000, 0 if mutant in AHEAD_MUTANTS else NEVER)
+    ranks = 2 if mutant == "rounds are not compared" else 5 if mutant in TREE_MUTANTS else 3
+    yields = 0 if mutant in AHEAD_MUTANTS else TREE if mutant in TREE_MUTANTS else NEVER
+    done = run(built(tmp_path, "thread", before, after), ranks, 3000, yields)
     assert done.returncode == 66 or "wrong:" in done.stdout, (done.returncode, done.stdout, done.stderr)
 
 
@@ -121,3 +148,12 @@ def test_a_lost_wake_up_is_noticed(tmp_path: Path, mutant: str) -> None:
     before, after = SLEEPING_MUTANTS[mutant]
     done = run(built(tmp_path, "undefined", before, after), 3, 3000, yields=0, patience=2)
     assert "wrong:" in done.stdout, (done.returncode, done.stdout, done.stderr)
+
+
+def test_in_a_tree_no_rank_loads_the_lines_of_all_others(tmp_path: Path) -> None:
+    program = built(tmp_path, "undefined")
+    said = {yields: run(program, 128, 0, yields).stdout.splitlines() for yields in (NEVER, TREE)}
+    loads = {yields: [tuple(map(int, re.findall("[0-9]+", line))) for line in lines] for yields, lines in said.items()}
+    # barrier, all_reduce and broadcast of 8 bytes: of all ranks together, and of the rank with most
+    assert loads[NEVER] == [(128 * 128, 128), (128 * 255, 255), (128 * 128 + 2 * 127, 130)]
+    assert loads[TREE] == [(2 * 127, 21), (3 * 127, 11 + 10 + 127), (3 * 127, 22)]
