@@ -22,7 +22,6 @@ from ..core.timeouts import MAIN
 from ..core.work import Work, both
 from ..errors import on_rank
 from ..job import failures, tags
-from ..process.tuning import NEVER
 from . import reductions
 from .datatypes import LARGEST_COUNT, accumulation_dtype, as_bytes, message, parts
 from .fast_path import KEPT_BYTES, RUN_BYTES, MPIFastPath, make_fast_path
@@ -53,7 +52,6 @@ if TYPE_CHECKING:
     from .node_exchange import NodeExchanges
     from .node_persistent import NodePersistent
     from .shared_memory import SharedArrays, Window
-    from .single_copy import SingleCopy
 
 IN_PLACE = MPI.IN_PLACE
 THREAD_MULTIPLE = MPI.Query_thread() == MPI.THREAD_MULTIPLE
@@ -85,12 +83,6 @@ class MPIBackend(Backend):
         from .shared_memory import SharedArrays
 
         return SharedArrays(self.comm, self._options.tuning, self._windows)
-
-    @cached_property
-    def _single_copy(self) -> SingleCopy:
-        from .single_copy import SingleCopy
-
-        return SingleCopy(self.comm, self._tuning)
 
     @cached_property
     def _thread(self) -> CommunicationThread:
@@ -167,9 +159,6 @@ class MPIBackend(Backend):
             return done(None, finish)
         buffer, how, finish = reductions.in_place(array, op, self.size)
         call = self.comm.Iallreduce if async_op else self.comm.Allreduce
-        is_large = buffer.nbytes >= self._tuning.single_copy_bytes
-        if is_large and not async_op and self._single_copy.all_reduce(buffer, op):
-            return done(None, finish)
         if self._has_node and not async_op and self.fast_path.node_all_reduce(buffer, how.reduces):
             return done(None, finish)
         if buffer.nbytes <= self.segment_bytes:
@@ -580,8 +569,7 @@ class MPIBackend(Backend):
 
 def of_the_thread(make: type[MPIBackend], options: BackendOptions, comm: MPI.Intracomm) -> MPIBackend:
     """Return the backend of a communication thread; `make` is its class."""
-    # no single copies: at every chunk they would wait until the program releases the GIL
-    tuning = options.tuning._replace(single_copy_bytes=NEVER)
+    tuning = options.tuning
     if failures.is_on():  # with it, Open MPI 5.0 ended jobs after a rank's death: "Send error after request freed"
         tuning = tuning._replace(node_bytes=0)
     made = make(options._replace(comm=comm, settings=options.settings._replace(tuning=tuning)))

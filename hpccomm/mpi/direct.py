@@ -1,7 +1,7 @@
 """Large parts of arrays in a persistent exchange, copied directly from one rank's array to another's.
 
 Memory of `empty_shared` is mapped on all ranks of the node. Other memory is read and written run by run, by the system
-calls that copy between processes, if the kernel permits them (`single_copy.py`) and the runs are long. Either of the
+calls that copy between processes, if the kernel permits them (`process_memory.py`) and the runs are long. Either of the
 two ranks may copy a part, so each must be able to access the other's array.
 """
 
@@ -16,8 +16,8 @@ from mpi4py import MPI
 
 from ..core.overlap import address_of, extent
 from ..process.tuning import Tuning
+from .process_memory import SystemCalls, processes_of
 from .shared_memory import Place, mapped, names, place_of
-from .single_copy import SystemCalls, processes_of
 
 MAPPED_BYTES = 64
 RUN_BYTES = 2048  # of another process's memory; shorter runs are packed: each run costs time in the system call

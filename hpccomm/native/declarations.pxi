@@ -91,7 +91,7 @@ cdef extern from "node.h" nogil:
         Flags* flags
         void* cells
         char* slots
-        size_t slot, one_phase
+        size_t slot, one_phase, at
         int rank, ranks, looks, yields, differing, ranks_below, above
         const int* below
         int (*progress)(void*) noexcept nogil

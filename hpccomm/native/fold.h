@@ -149,6 +149,8 @@ static inline const Fold *fold_of(char op, char kind, int itemsize)
                                                                : itemsize == 8   ? NAME##_f8                        \
                                                                                  : NULL)
     switch (kind) {
+    case 'c': /* real and imaginary parts are added alike */
+        return op == 's' && itemsize == 8 ? sum_f4 : op == 's' && itemsize == 16 ? sum_f8 : NULL;
     case 'V':
     case 'f':
         return op == 's'   ? FLOATING(sum)

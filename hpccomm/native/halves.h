@@ -33,8 +33,8 @@ static inline int node_start(Node *n, uint64_t call, const char *x, size_t bytes
         return code;
     char *slot = node_slot(n, n->number, n->rank);
     if (x) {
-        copy_bytes(slot, x, low);
-        copy_bytes(slot + high, x + high, bytes - high);
+        node_put(n, slot, x, low);
+        node_put(n, slot + high, x + high, bytes - high);
     }
     node_show(n, call, bytes, 0);
     return 0;

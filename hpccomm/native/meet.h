@@ -21,6 +21,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "cpu.h"
@@ -34,6 +35,9 @@
 #define PAUSE() ((void)0)
 #endif
 
+#ifndef LEAST_STREAMED
+#define LEAST_STREAMED (64 << 10) /* bytes */
+#endif
 #ifndef NODE_LOADS
 #define NODE_LOADS(is_of_another_rank) ((void)0) /* tests count the uses of lines that other ranks write */
 #endif
@@ -58,6 +62,11 @@ typedef struct {
     char data[1024 - 2 * sizeof(uint64_t)];
 } Cell;
 
+/* Times of node_put on this rank. */
+typedef struct {
+    uint64_t calls, cost[2]; /* nanoseconds of 1 MiB through the caches, and past them */
+} Ways;
+
 typedef struct {
     Flags *flags;
     Cell *cells;      /* NULL: no rank goes on before the others */
@@ -73,6 +82,7 @@ typedef struct {
     int (*progress)(void *);   /* called while waiting, for MPI's progress; returns 0 or MPI's error code */
     void *context;
     int differing; /* the rank whose call differs */
+    Ways ways;
     size_t at, room, largest; /* of parts: this round's first byte and most bytes, the largest part; see node_begin */
 } Node;
 
@@ -106,6 +116,42 @@ static inline char *node_slot(Node *n, uint64_t number, int rank)
 static inline Cell *node_cell(Node *n, int rank)
 {
     return &n->cells[(size_t)rank * CELLS + n->number % CELLS];
+}
+
+/* Whether the next values go past the caches; `ways` counts the calls. The first calls take turns, later one in 128. */
+static inline int ways_next(Ways *w)
+{
+    int streams = 3 * w->cost[1] < 2 * w->cost[0];
+    w->calls++;
+    return w->calls <= 8 ? w->calls & 1 : w->calls % 128 ? streams : !streams;
+}
+
+/* Note the time of `bytes` bytes; a single interrupt at most doubles the cost known so far. */
+static inline void ways_took(Ways *w, int streams, uint64_t nanoseconds, size_t bytes)
+{
+    uint64_t took = (nanoseconds << 20) / bytes, known = w->cost[streams];
+    w->cost[streams] = known == 0 || took < 2 * known ? took : 2 * known;
+}
+
+static inline uint64_t now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (uint64_t)time.tv_sec * 1000000000 + (uint64_t)time.tv_nsec;
+}
+
+/* Copy values to memory that other ranks read, as this rank has found faster: through the caches or past them. A line
+ * that a distant core has read is slow to write and to read again through the caches. */
+static inline void node_put(Node *n, char *to, const char *from, size_t bytes)
+{
+    if (bytes < LEAST_STREAMED || !has_avx2) {
+        copy_bytes(to, from, bytes);
+        return;
+    }
+    int streams = ways_next(&n->ways);
+    uint64_t began = now();
+    (streams ? stream_bytes : copy_by_vectors)(to, from, bytes);
+    ways_took(&n->ways, streams, now() - began, bytes);
 }
 
 /* Both sets share it: a rank writes into it after all ranks have begun, hence have copied out the previous result. */

@@ -18,17 +18,22 @@
 #include "fold.h"
 #include "meet.h"
 
-/* Reduce `bytes` bytes of all slots, from `at` on, in rank order into `out`; `mine`, if not NULL, has this rank's. */
+/* Reduce `bytes` bytes of all slots, from `at` on, in rank order into `out`; `mine`, if not NULL, has this rank's; it may
+ * be `out`. */
 static inline void node_fold(Node *n, const Fold *fold, char *out, const char *mine, size_t at, size_t bytes)
 {
     Folded folded;
+    char apart[NODE_BLOCK];
     for (size_t done = 0, block; done < bytes; done += block) {
         block = fold_block(fold, bytes - done);
+        char *into = mine == out && n->rank > 1 ? apart : out + done; /* the own values are needed after others */
         for (int rank = 0; rank < n->ranks; rank++) {
             const char *next = rank == n->rank && mine ? mine + done : node_slot(n, n->number, rank) + at + done;
-            fold_next(fold, &folded, rank, out + done, next, block);
+            fold_next(fold, &folded, rank, into, next, block);
         }
-        fold_end(fold, &folded, n->ranks, out + done, block);
+        fold_end(fold, &folded, n->ranks, into, block);
+        if (into == apart)
+            copy_bytes(out + done, apart, block);
     }
 }
 
@@ -78,14 +83,14 @@ static inline int node_all_reduce(Node *n, uint64_t call, const Fold *fold, size
         if ((code = node_next(n, SETS)))
             return code;
         char *slot = node_slot(n, n->number, n->rank), *result = node_result(n);
-        copy_bytes(slot, x + at, low);
-        copy_bytes(slot + high, x + at + high, part - high);
+        node_put(n, slot, x + at, low);
+        node_put(n, slot + high, x + at + high, part - high);
         node_show(n, call, count + at, 0);
         if ((code = node_meet(n)))
             return code;
-        node_fold(n, fold, result + low, x + at + low, low, own);
+        node_fold(n, fold, x + at + low, x + at + low, low, own);
+        node_put(n, result + low, x + at + low, own);
         node_raise(n, n->rank, offsetof(Flags, reduced), 0);
-        copy_bytes(x + at + low, result + low, own);
         for (int i = 1; i < n->ranks; i++) {
             int rank = (n->rank + i) % n->ranks;
             size_t from, others = node_share(n, part, rank, &from);
@@ -109,7 +114,7 @@ static inline int node_reduce_scatter(Node *n, uint64_t call, const Fold *fold, 
         char *slot = node_slot(n, n->number, n->rank);
         for (int rank = 0; rank < n->ranks; rank++)
             if (rank != n->rank)
-                copy_bytes(slot + (size_t)rank * room, x + (size_t)rank * bytes + at, part);
+                node_put(n, slot + (size_t)rank * room, x + (size_t)rank * bytes + at, part);
         node_show(n, call, count + at, 0);
         if ((code = node_meet(n)))
             return code;
@@ -125,7 +130,7 @@ static inline int node_all_gather(Node *n, uint64_t call, char *out, const char 
         size_t part = bytes - at < n->slot ? bytes - at : n->slot;
         if ((code = node_next(n, SETS)))
             return code;
-        copy_bytes(node_slot(n, n->number, n->rank), x + at, part);
+        node_put(n, node_slot(n, n->number, n->rank), x + at, part);
         node_show(n, call, bytes + at, 0);
         copy_bytes(out + (size_t)n->rank * bytes + at, x + at, part);
         if ((code = node_meet(n)))
@@ -221,7 +226,7 @@ static inline void node_fill(Node *n, char *place, char *end, size_t parts, char
     for (size_t i = 0, at = 0, slice; i < parts; i++) {
         slice = node_slice(n, bytes[i]);
         ((Part *)end)[-1 - (ptrdiff_t)i] = (Part){at, slice};
-        copy_bytes(place + at, data[i] + (slice ? n->at : 0), slice);
+        node_put(n, place + at, data[i] + (slice ? n->at : 0), slice);
         at += (slice + LINE - 1) / LINE * LINE;
     }
 }
@@ -343,7 +348,7 @@ static inline int node_broadcast(Node *n, uint64_t call, int root, char *x, size
         if ((code = node_next(n, SETS)))
             return code;
         if (n->rank == root)
-            copy_bytes(node_slot(n, n->number, root), x + at, part);
+            node_put(n, node_slot(n, n->number, root), x + at, part);
         node_show(n, call, bytes + at, n->rank == root);
         if (n->below || at == 0 && bytes > n->slot) {
             if ((code = node_meet(n)))

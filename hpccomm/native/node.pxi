@@ -5,6 +5,14 @@ def node_memory(int rank, int ranks, bint has_cells, size_t slot):
     return node_bytes(rank, ranks, has_cells, slot)
 
 
+cdef inline void copy_own(char* to, const char* source, size_t nbytes) noexcept nogil:
+    """Copy this rank's own part, which may share memory with its place."""
+    if to + nbytes <= source or source + nbytes <= to:
+        copy_bytes(to, source, nbytes)
+    else:
+        memmove(to, source, nbytes)
+
+
 cdef class InNode(Path):
     """A path whose operations may use memory of the node; a subclass in Python opens that memory."""
 
@@ -148,9 +156,15 @@ cdef class InNode(Path):
         """Move the parts in `sent` to the places in `received`; `largest`: see node_begin."""
         cdef int first = root if what == SCATTER else 0
         cdef int part = 0 if what == ALL_GATHER_LIST or what == GATHER else self.rank
+        cdef int own = self.rank - first, parts = n_sent
         if self.node.cells != NULL and (what == GATHER or what == SCATTER):
             return self.passes(what, call_of(what, root, 0), n_sent, n_received, first, part, root, NULL)
-        return self.rounds(call_of(what, root, 0), n_sent, n_received, first, part, NULL, largest)
+        if not 0 <= own < n_received or self.sent_bytes[part] != self.received_bytes[own]:
+            own = -1
+        elif what != ALL_GATHER_LIST:  # no other rank takes it
+            self.sent_bytes[part] = 0
+            parts -= what == ALL_TO_ALL_SINGLE
+        return self.rounds(call_of(what, root, 0), n_sent, parts, n_received, first, part, NULL, largest, own)
 
     cdef int reduce_array(self, int what, Array* x, int place, int root, int ranks):
         """Reduce the arrays of ranks 0 to `ranks` - 1 into `x`, unless `ranks` is 0."""
@@ -164,29 +178,32 @@ cdef class InNode(Path):
             ranks = 0  # the array is the result
         if self.node.cells != NULL and nbytes <= node_cell_room():
             return self.passes(what, call, 1, ranks, 0, 0, root, mpi.folds[place][number])
-        return self.rounds(call, 1, ranks, 0, 0, mpi.folds[place][number], max(nbytes, 1), self.rank)
+        return self.rounds(call, 1, 1, ranks, 0, 0, mpi.folds[place][number], max(nbytes, 1), self.rank)
 
     cdef int reduce_parts(self, int number, int place, size_t largest):
         """Reduce all ranks' parts in `sent`; each rank receives its own part."""
         cdef uint64_t call = call_of(REDUCE_SCATTER_LIST, place, mpi.kinds[number])
-        return self.rounds(call, self.size, self.size, 0, self.rank, mpi.folds[place][number], largest)
+        return self.rounds(call, self.size, self.size, self.size, 0, self.rank, mpi.folds[place][number], largest)
 
-    cdef int rounds(self, uint64_t call, int n_sent, int ranks, int first, int part, const Fold* fold,
+    cdef int rounds(self, uint64_t call, int n_sent, int parts, int ranks, int first, int part, const Fold* fold,
                     size_t largest, int own=-1):
-        """Put the `n_sent` parts into memory of the node, and take part `part` of `ranks` ranks from `first` on: each
-        to its place in `received`, or reduced by `fold` to the first place, which has the values of rank `own`. Large
-        parts go in rounds.
+        """Put the `n_sent` parts, at most `parts` of which have bytes, into memory of the node, and take part `part` of
+        `ranks` ranks from `first` on: each to its place in `received`, but for place `own` from this rank's `sent`; or
+        reduced by `fold` to the first place, which has the values of rank `own`. Large parts go in rounds.
         """
         cdef int code, i, differs = 0
         with nogil:
-            node_begin(&self.node, n_sent, largest)
+            node_begin(&self.node, parts, largest)
             while True:
                 code = node_post(&self.node, call, n_sent, self.sent, self.sent_bytes)
                 if code:
                     return code
                 if fold == NULL:
+                    if own >= 0 and self.node.at == 0:  # another part may be received where it is
+                        copy_own(self.received[own], self.sent[part], self.received_bytes[own])
                     for i in range(ranks):
-                        differs |= node_take(&self.node, first + i, part, self.received[i], self.received_bytes[i])
+                        if i != own:
+                            differs |= node_take(&self.node, first + i, part, self.received[i], self.received_bytes[i])
                 elif ranks > 0:
                     differs |= node_take_reduced(&self.node, fold, ranks, part, self.received[0],
                                                  self.received_bytes[0], own)
@@ -206,7 +223,7 @@ cdef class InNode(Path):
             if code:
                 return code
             if collects:
-                memmove(self.received[root], self.sent[0], min(self.sent_bytes[0], self.received_bytes[root]))
+                copy_own(self.received[root], self.sent[0], min(self.sent_bytes[0], self.received_bytes[root]))
             for rank in range(first, first + ranks):
                 if collects and rank == root:
                     continue

@@ -1,11 +1,12 @@
 # Which way is faster on this node, memory of the node or MPI's own copy, for operations whose bits do not depend on it: a
-# group's first calls of each size class take turns, and the ranks then agree. It differs from machine to machine: memory of
-# the node needs two copies, which are fast between cores with a common cache.
+# group's first calls of each size class try one after the other, and the ranks then agree. It differs from machine to
+# machine: memory of the node needs two copies, which are fast between cores with a common cache.
 
 cdef enum:
     SMALLEST_TRIED = 64 << 10  # bytes
-    TRIED_SIZES = 7  # classes: from each power of two to the next, up to node_bytes
-    TRIALS = 10  # of both ways together
+    LARGEST_TRIED = 32 << 20  # of a broadcast: memory of the node may be faster far above node_bytes
+    TRIED_SIZES = 9  # classes: from each power of two to the next
+    TRIALS = 10  # of both ways together: first in memory of the node, for in turns each disturbs the other's caches
     UNDECIDED = 0
     IN_NODE = 1
     BY_MPI = 2
@@ -29,7 +30,8 @@ cdef class Trials(InNode):
         if MPI should do it and `datatype` is 0.
         """
         self.trial = NULL
-        in_node[0] = self.is_in_node(nbytes)
+        cdef bint is_tried = self.tries and what == BROADCAST and self.node_largest < nbytes <= LARGEST_TRIED
+        in_node[0] = self.is_in_node(0 if is_tried else nbytes) and (not is_tried or self.node.yields < 0)
         cdef int code = 0
         if in_node[0] and self.tries and nbytes >= SMALLEST_TRIED and self.node.yields < 0:
             code = self.choose_tried(what, root, nbytes, in_node)
@@ -51,7 +53,7 @@ cdef class Trials(InNode):
             if trial.calls < TRIALS:
                 trial.calls += 1
                 self.trial = trial
-                in_node[0] = trial.calls % 2
+                in_node[0] = trial.calls <= TRIALS // 2
                 return 0
             code = self.decide(trial)
             if code:

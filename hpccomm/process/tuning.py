@@ -19,7 +19,6 @@ class Tuning(NamedTuple):
     """The table of docs/how-to/benchmarking.md, in bytes. The defaults were measured on 2 ranks of one node."""
 
     segment_bytes: int = 2 << 20  # mpi/segments.py
-    single_copy_bytes: int = 32 << 20  # mpi/single_copy.py
     reduce_scatter_bytes: int = 32 << 20  # a blocking reduce_scatter_single splits a larger input
     thread_bytes: int = 1 << 20  # mpi/communication_thread.py
     shared_bytes: int = 256 << 10  # mpi/shared_memory.py

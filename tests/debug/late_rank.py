@@ -105,7 +105,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "all_reduce, sparse": lambda: hc.all_reduce(sparse.eye_array(3).tocsr()),
     "all_reduce, strided": lambda: hc.all_reduce(large[::2]),
     "all_reduce, shared": lambda: hc.all_reduce(ready["shared"]),
-    "all_reduce, single copy": lambda: hc.all_reduce(np.ones(2 << 20)),
+    "all_reduce, large": lambda: hc.all_reduce(np.ones(2 << 20)),
     "all_reduce_coalesced": lambda: hc.all_reduce_coalesced([x, small]),
     "all_reduced": lambda: hc.all_reduced(1.0),
     "all_reduce_coalesced_init": lambda: hc.all_reduce_coalesced_init([x, small]).free() or hc.barrier(),

@@ -33,7 +33,7 @@ if native.fastpath is not None:
 
 DTYPES = [np.dtype(code) for code in "?bBhHiIqQefdFD"]
 SIZES = [0, 1, 2, 5, 100, 1000, 5000, 40_000]
-LARGE = [140_000, 270_000, 1_100_000]  # past the thread, the segments and single copy, for some dtypes
+LARGE = [140_000, 270_000, 1_100_000]  # past the thread and the segments, for some dtypes
 SLOTS = [512 << 10, 16 << 10]  # bytes of a part of memory of the node, by the seed: larger arrays go in rounds
 MOST_GROUPS = 5
 MOST_IN_FLIGHT = 12

@@ -18,7 +18,7 @@ from hpccomm.mpi.shared_memory import Window
 from ..launch import launch
 from ..test_halos import LAYOUTS, Field, check
 from ..test_layouts import laid_out, tiles
-from .test_single_copy import a_rank_that_refuses
+from .test_process_memory import a_rank_that_refuses
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 

@@ -7,6 +7,7 @@
  */
 #define _GNU_SOURCE
 static _Thread_local long loads;
+#define LEAST_STREAMED 256
 #define NODE_LOADS(is_of_another_rank) (loads += (is_of_another_rank))
 #include "halves.h"
 
@@ -385,6 +386,20 @@ static void count_wakes(size_t size)
     check(node_wait(&nodes[0], &nodes[0].flags[1].begun, 1) == 0 && sleeps == 0, "sleeping although it has come", 1);
 }
 
+/* Ranks take the faster way, follow a change within three calls, and do not follow one interrupt. */
+static void choose_ways(void)
+{
+    Ways ways = {0};
+    int took[2][2] = {{16, 25}, {90, 25}}; /* through the caches, past them: between near cores, between distant ones */
+    for (int call = 0; call < 1000; call++) {
+        int is_far = call >= 400 && call < 700, is_interrupted = call == 300;
+        int streams = ways_next(&ways);
+        int is_trial = call < 8 || call % 128 == 127, is_settling = call >= 400 && call < 403 || call >= 700 && call < 768;
+        check(is_trial || is_settling || streams == is_far, "the way", call);
+        ways_took(&ways, streams, (uint64_t)(is_interrupted ? 9999 : took[is_far][streams]), 1 << 20);
+    }
+}
+
 int main(int argc, char **argv)
 {
     if (argc < 5)
@@ -412,6 +427,7 @@ int main(int argc, char **argv)
     yields = yields < -1 ? -1 : yields;
     check((sleeps > 0) == (yields >= 0) && (wakes > 0) == (yields >= 0), "sleeps and wakes", 0);
     count_wakes(size);
+    choose_ways();
     free(memory);
     free(halves);
     puts("right");

@@ -92,8 +92,12 @@ def test_collectives_of_arrays_that_one_rank_has_with_gaps(group: Any, dtype: st
 
 @needs_extension
 @pytest.mark.parametrize("size", SIZES[1:-1])
-def test_reductions_are_in_rank_order_and_have_the_same_bits_everywhere(group: Any, size: int) -> None:
-    rows = np.random.default_rng(size).standard_normal((group.size, size)).astype(np.float32)
+@pytest.mark.parametrize(("dtype", "part"), [("f4", "f4"), ("c8", "f4"), ("c16", "f8")])
+def test_reductions_are_in_rank_order_and_have_the_same_bits_everywhere(
+    group: Any, dtype: str, part: str, size: int
+) -> None:
+    width = size * np.dtype(dtype).itemsize // np.dtype(part).itemsize
+    rows = np.random.default_rng(size).standard_normal((group.size, width)).astype(part).view(dtype)
     array = rows[group.rank].copy()
     hc.all_reduce(array, group=group)
     if group.size > 1:

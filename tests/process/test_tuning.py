@@ -33,7 +33,7 @@ def test_a_file_and_a_variable(tmp_path: Path) -> None:
     [
         ("{", "hpccomm bench --tune"),
         ("[]", "expected an object with segment_bytes"),
-        ('{"segment": 1}', "nothing is called 'segment'; there are segment_bytes, single_copy_bytes"),
+        ('{"segment": 1}', "nothing is called 'segment'; there are segment_bytes, reduce_scatter_bytes"),
         ('{"segment_bytes": 0}', "segment_bytes is 0; expected a number of bytes"),
         ('{"node_bytes": -1}', "node_bytes is -1; expected a number of bytes, 0 or more"),
         ('{"segment_bytes": 1.5}', "segment_bytes is 1.5"),

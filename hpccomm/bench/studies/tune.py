@@ -2,7 +2,7 @@
 
 Each algorithm has a group with its own tuning; the groups take turns (`measure`). Among piece sizes, the one with the
 smallest geometric mean of its medians is chosen. A threshold is the smallest size from which the second algorithm is
-always faster. Node memory is not used before it is measured itself, and single copies are measured last.
+always faster. Node memory is not used before it is measured itself.
 `thread_bytes` is not measured: see ``benchmarks/overlap.py``.
 """
 
@@ -34,7 +34,6 @@ class Sizes:
 
     segments: Sequence[int] = (MIB, 2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB)
     reductions: Sequence[int] = (16 * MIB, 64 * MIB)
-    single_copies: Sequence[int] = (4 * MIB, 8 * MIB, 16 * MIB, 32 * MIB, 64 * MIB)
     reduce_scatters: Sequence[int] = (4 * MIB, 8 * MIB, 16 * MIB, 32 * MIB, 64 * MIB, 128 * MIB)
     nodes: Sequence[int] = (1 * KIB, 8 * KIB, 64 * KIB, 512 * KIB, MIB, 2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB)
     chunks: Sequence[int] = (64 * KIB, 128 * KIB, 256 * KIB, 512 * KIB, MIB)
@@ -51,7 +50,7 @@ def tune(world: hc.ProcessGroup, plan: Plan, sizes: Sizes | None = None) -> tupl
     has_node = _has_node(world)
     trial = _Trial(world, plan, lines)
 
-    ways = {size_in_words(each): table._replace(segment_bytes=each, single_copy_bytes=NEVER) for each in sizes.segments}
+    ways = {size_in_words(each): table._replace(segment_bytes=each) for each in sizes.segments}
     medians = trial.medians("all_reduce in segments of", ways, sizes.reductions, _all_reduce)
     table = table._replace(segment_bytes=ways[_fastest(medians)].segment_bytes)
 
@@ -63,10 +62,7 @@ def tune(world: hc.ProcessGroup, plan: Plan, sizes: Sizes | None = None) -> tupl
     if world.size > 1 and hc.get_node_count(world) == 1:
         if has_node:
             at = {"memory of the node": NEVER, "MPI": 0}
-            ways = {
-                name: table._replace(node_bytes=nbytes, node_reduction_bytes=NEVER, single_copy_bytes=NEVER)
-                for name, nbytes in at.items()
-            }
+            ways = {name: table._replace(node_bytes=nbytes, node_reduction_bytes=NEVER) for name, nbytes in at.items()}
             moved = _first_wins_up_to(trial.medians("all_gather_single by", ways, sizes.nodes, _all_gather))
             made = {"all_reduce": _all_reduce, "reduce_scatter_single": _reduce_scatter}
             both = sorted({*sizes.nodes, *sizes.reduce_scatters})
@@ -78,11 +74,6 @@ def tune(world: hc.ProcessGroup, plan: Plan, sizes: Sizes | None = None) -> tupl
             medians = trial.medians("exchange by", ways, sizes.directs, _exchange)
             table = table._replace(direct_bytes=_second_wins_from(medians))
 
-        at = {"other ways": NEVER, "single copies": 1}
-        ways = {name: table._replace(single_copy_bytes=nbytes) for name, nbytes in at.items()}
-        medians = trial.medians("all_reduce in", ways, sizes.single_copies, _all_reduce)
-        table = table._replace(single_copy_bytes=_second_wins_from(medians))
-
         ways = {size_in_words(each): table._replace(shared_bytes=1, shared_chunk_bytes=each) for each in sizes.chunks}
         medians = trial.medians("shared all_reduce in chunks of", ways, [sizes.shared_reduction], _shared_all_reduce)
         table = table._replace(shared_chunk_bytes=ways[_fastest(medians)].shared_chunk_bytes)
@@ -90,7 +81,7 @@ def tune(world: hc.ProcessGroup, plan: Plan, sizes: Sizes | None = None) -> tupl
         medians = trial.medians("shared all_reduce by", ways, sizes.shared, _shared_all_reduce)
         table = table._replace(shared_bytes=_second_wins_from(medians))
     else:
-        lines.append("single copies, node-shared arrays: not measured, for this needs several ranks on one node")
+        lines.append("node-shared arrays: not measured, for this needs several ranks on one node")
     if not has_node:
         table = table._replace(node_bytes=Tuning().node_bytes)
         lines.append(
