@@ -74,6 +74,38 @@ cdef bint may_overlap(list xs, list ys) noexcept:
     return starts[0] < ends[1] and starts[1] < ends[0]
 
 
+cdef struct Range:
+    uintptr_t start, end
+    int which
+
+
+cdef int by_start(const void* one, const void* other) noexcept nogil:
+    return ((<Range*>one).start > (<Range*>other).start) - ((<Range*>one).start < (<Range*>other).start)
+
+
+cdef bint do_overlap(list xs, list ys) except -1:
+    """Whether an array of one list shares memory with one of the other; arrays of the heap often alternate."""
+    cdef Range* ranges = <Range*>malloc((len(xs) + len(ys) + 1) * sizeof(Range))
+    cdef uintptr_t[2] ends = [0, 0]
+    cdef size_t i, n = 0
+    cdef int which
+    cdef bint found = False
+    if ranges == NULL:
+        raise MemoryError
+    for which in range(2):
+        for each in ys if which else xs:
+            ranges[n].start = <uintptr_t>PyArray_DATA(<Array*><PyObject*>each)
+            ranges[n].end = ranges[n].start + <uintptr_t>PyArray_NBYTES(<Array*><PyObject*>each)
+            ranges[n].which = which
+            n += ranges[n].end > ranges[n].start
+    qsort(ranges, n, sizeof(Range), by_start)
+    for i in range(n):
+        found |= ranges[i].start < ends[not ranges[i].which]
+        ends[ranges[i].which] = max(ends[ranges[i].which], ranges[i].end)
+    free(ranges)
+    return found
+
+
 cdef void pack(list arrays, Py_ssize_t first, Py_ssize_t last, char* flat, Py_ssize_t rows, Py_ssize_t width,
                bint packs) noexcept:
     """Copy arrays of `rows` rows to columns of a flat array whose rows have `width` bytes; or back, unless `packs`."""

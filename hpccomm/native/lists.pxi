@@ -200,8 +200,9 @@ cdef class Lists(Collectives):
                 return False
         cdef Py_ssize_t part, packed = self.largest_run
         cdef bint broadcasts = what == BROADCAST_COALESCED, has_root = self.rank == root
-        # If inputs and outputs may share memory, all inputs are packed before any output is written.
-        cdef bint packs_first = not broadcasts and may_overlap(xs, ys), communicates
+        # If inputs and outputs share memory, all inputs are packed before any output is written.
+        cdef bint communicates, packs_first = not broadcasts and may_overlap(xs, ys)
+        packs_first = packs_first and (total <= self.largest_run or do_overlap(xs, ys))
         if packs_first:
             packed = total if what == REDUCE_SCATTER_COALESCED else total // rows
         itemsize = PyArray_ITEMSIZE(<Array*>PyList_GET_ITEM(ys, 0))
@@ -256,7 +257,8 @@ cdef class Lists(Collectives):
         for i in range(n):
             if nbytes_at(ys, self.rank * n + i) != nbytes_at(xs, i):
                 return False
-        cdef bint packs_first = may_overlap(xs, ys), communicates
+        cdef bint communicates, packs_first = may_overlap(xs, ys)
+        packs_first = packs_first and (total <= <Py_ssize_t>self.node.slot or do_overlap(xs, ys))
         cdef char* found
         cdef size_t largest
         self.make_scratch(total if packs_first else self.node.slot)

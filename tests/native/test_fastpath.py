@@ -271,28 +271,27 @@ def test_a_run_of_coalesced_arrays_may_fill_the_slot(group: Any, left: int) -> N
 
 
 @pytest.mark.parametrize("size", [4, 60_000])
-def test_an_output_of_a_coalesced_form_may_be_where_a_later_input_is(group: Any, size: int) -> None:
+@pytest.mark.parametrize("form", ["all_gather", "all_gather_single", "reduce_scatter_single"])
+@pytest.mark.parametrize("shared", [0, 1, 8])
+def test_inputs_and_outputs_of_a_coalesced_form_alternate(group: Any, shared: int, form: str, size: int) -> None:
+    """The first `shared` outputs are where inputs are, in reverse order."""
     n, me = group.size, group.rank
-    memory = np.zeros(8 * n * size)
-    mine = [memory[(7 - i) * n * size :][:size] for i in range(8)]
-    lists = [[memory[(i * n + rank) * size :][:size] for i in range(8)] for rank in range(n)]
-    for i, array in enumerate(mine):
+    memory = np.zeros((8, 2, n * size))
+    given, made = (size, n * size) if form != "reduce_scatter_single" else (n * size, size)
+    inputs = [memory[i, 0, :given] for i in range(8)]
+    outputs = [memory[7 - i, 0, :made] if i < shared else memory[i, 1, :made] for i in range(8)]
+    for i, array in enumerate(inputs):
         array[...] = me + 10 * i
-    hc.all_gather_coalesced(lists, mine, group)
-    np.testing.assert_array_equal(memory, np.repeat([rank + 10 * i for i in range(8) for rank in range(n)], size))
-    for larger in (False, True):
-        memory = np.zeros(8 * n * size)
-        inputs = [memory[(7 - i) * n * size :][: size * (n if larger else 1)] for i in range(8)]
-        outputs = [memory[i * n * size :][: size * (1 if larger else n)] for i in range(8)]
-        for i, array in enumerate(inputs):
-            array[...] = me + i
-        if larger:
-            hc.reduce_scatter_single_coalesced(outputs, inputs, group=group)
-        else:
-            hc.all_gather_single_coalesced(outputs, inputs, group)
-        for i, array in enumerate(outputs):
-            expected = n * (n - 1) / 2 + n * i if larger else np.repeat(np.arange(n) + i, size)
-            np.testing.assert_array_equal(array, expected)
+    if form == "all_gather":
+        hc.all_gather_coalesced([[each[rank * size :][:size] for each in outputs] for rank in range(n)], inputs, group)
+    elif form == "all_gather_single":
+        hc.all_gather_single_coalesced(outputs, inputs, group)
+    else:
+        hc.reduce_scatter_single_coalesced(outputs, inputs, group=group)
+    for i, array in enumerate(outputs):
+        gathered = np.repeat(np.arange(n) + 10 * i, size)
+        expected = gathered if form != "reduce_scatter_single" else gathered.reshape(n, size).sum(0)
+        np.testing.assert_array_equal(array, expected)
 
 
 @needs_extension
