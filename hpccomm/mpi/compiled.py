@@ -19,7 +19,7 @@ from ..job import failures, mpi_library
 from ..job.tags import LARGEST, PAIRWISE, SPARSE_LARGE
 from ..native import _fastpath as fastpath
 from ..process.tuning import Tuning
-from .datatypes import DIRECT, TYPED, message
+from .datatypes import DIRECT, OPS, TYPED, message
 from .fast_path import RUN_BYTES, MPIFastPath
 from .works import MPIWork, as_backend_error, wrong_length
 
@@ -224,6 +224,7 @@ fastpath.set_up(
         "handle_bytes": MPI._sizeof(MPI.REQUEST_NULL),
         "datatypes": {number: _handle(datatype) for dtype, datatype in TYPED.items() for number in _numbers(dtype)},
         "reductions": _reductions(),
+        "mpi_ops": [(mpi_op, op) for op, mpi_op in OPS.items() if op is not ReduceOp.AVG],
     },
     MPI.Exception,
     wrong_length,

@@ -11,6 +11,8 @@ from mpi4py import MPI
 from ..core.group import ProcessGroup
 from ..core.late import GPU_RUNTIME, late
 from ..errors import UnsupportedOperationError, on_rank
+from ..mpi.datatypes import OPS
+from ..native import fastpath
 from .buffers import device_of_buffers, flat, is_in_place, parts, together, whole
 
 
@@ -255,7 +257,6 @@ def refuse(name: str, device: str) -> None:
 # -- host arrays that hpccomm reduces faster ------------------------------------------------------------
 
 REDUCTIONS = {"Allreduce", "Reduce", "Reduce_scatter_block", "Scan", "Exscan"}
-OPS = [MPI.SUM, MPI.PROD, MPI.MIN, MPI.MAX, MPI.BAND, MPI.BOR, MPI.BXOR]
 SMALLEST = 128 << 10  # bytes: for smaller arrays, Python's overhead outweighs the gain (benchmarks/accelerate.py)
 
 
@@ -265,7 +266,7 @@ def is_accelerated(name: str, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, 
     All ranks decide alike: MPI requires the same count, datatype and op on all ranks if the op is predefined
     (MPI-4.1 §6.9).
     """
-    if not any(op is each or op == each for each in OPS):
+    if not any(op is each or op == each for each in OPS.values()):
         return False
     message = recvbuf if is_in_place(sendbuf) else sendbuf
     if device_of_buffers([message]) != "cpu":
@@ -301,13 +302,13 @@ def _sent(name: str, sendbuf: Any, in_place: Any) -> Any:
     return in_place if is_in_place(sendbuf) else whole(f"{name}: sendbuf", sendbuf)[1]
 
 
+copy_on_host: Callable[[Any, Any], None] = np.copyto if fastpath is None else fastpath.copy
+
+
 def copy(target: Any, source: Any) -> None:
     """Copy an array's values to another array, on its device's current stream."""
     if isinstance(target, np.ndarray):
-        if target.shape == source.shape:
-            target[...] = source
-        else:
-            target.reshape(-1)[...] = source.reshape(-1)
+        copy_on_host(*((target, source) if target.shape == source.shape else (target.reshape(-1), source.reshape(-1))))
         return
     runtime = late(GPU_RUNTIME)()
     runtime.copy(target, source, runtime.current_stream(target.device.id))

@@ -65,6 +65,7 @@ cdef Library mpi
 cdef unsigned long main_thread = threading.main_thread().ident
 cdef tuple NO_ARGUMENTS = ()
 cdef dict op_numbers = {}  # by the op, and by its name
+cdef dict mpi_op_numbers = {}  # by the addresses of mpi4py's own ops
 cdef set bfloat16_numbers = set()  # NumPy's numbers of bfloat16
 cdef object exception_of, length_error, difference_error
 
@@ -84,7 +85,8 @@ def set_up(str path, dict names, object exception, object length, object differe
     """Find MPI's functions in the library that the extension module at `path` is linked to, and fill the tables.
 
     `names`: the handles, offsets and sizes by the names of Library's fields; `datatypes` by NumPy's number; and
-    `reductions`: for each op its keys, its letter in fold.h, and (datatype, op, kind, itemsize) by NumPy's number.
+    `reductions`: for each op its keys, its letter in fold.h, and (datatype, op, kind, itemsize) by NumPy's number; and
+    `mpi_ops`: (mpi4py's op, key), where the op lives as long as mpi4py.
     `exception` makes the exception for an error code of MPI, `length` for a message that is shorter than its array,
     `difference` for a call that differs on another rank.
     """
@@ -127,6 +129,7 @@ def set_up(str path, dict names, object exception, object length, object differe
     for number, datatype in names["datatypes"].items():
         mpi.datatypes[<int>number] = handle(datatype)
     op_numbers.clear()
+    mpi_op_numbers.clear()
     op_names[AVERAGE], op_names[PREMULTIPLIED] = "AVG", "PREMUL_SUM"
     for place, (keys, letter, table) in enumerate(names["reductions"]):
         op_names[place] = next(key.upper() for key in keys if isinstance(key, str))
@@ -139,6 +142,8 @@ def set_up(str path, dict names, object exception, object length, object differe
             mpi.kinds[<int>number] = <uint64_t>ord(kind) << 8 | <uint64_t>itemsize
         if letter != "-":
             reduce_halves(place, letter)
+    for op, key in names["mpi_ops"]:
+        mpi_op_numbers[<uintptr_t><PyObject*>op] = op_numbers[key]
     reduce_halves(AVERAGE, "a")
     exception_of, length_error, difference_error = exception, length, difference
 

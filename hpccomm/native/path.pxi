@@ -102,8 +102,8 @@ cdef class Path:
             return self.usual_place
         try:
             return op_numbers.get(op, -1)
-        except TypeError:  # it is not hashable
-            return -1
+        except TypeError:  # it is not hashable, as MPI.SUM
+            return mpi_op_numbers.get(<uintptr_t><PyObject*>op, -1)
 
     cdef inline bint is_tag(self, object tag) noexcept:
         cdef int overflow

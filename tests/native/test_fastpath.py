@@ -104,6 +104,34 @@ def test_reductions_are_in_rank_order_and_have_the_same_bits_everywhere(
         assert array.tobytes() == folded(rows, "sum").tobytes()
 
 
+@needs_extension
+@pytest.mark.parametrize("name", ["SUM", "PROD", "MIN", "MAX", "BAND", "BOR", "BXOR"])
+def test_ops_of_mpi4py_take_the_fast_path(group: Any, name: str) -> None:
+    fold = FOLDS | {"prod": np.multiply, "band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor}
+    rows = values(group.size, 7, "i4")
+    array, before = rows[group.rank].copy(), group.dispatcher.fast_path.count
+    hc.all_reduce(array, getattr(MPI, name), group)
+    np.testing.assert_array_equal(array, fold[name.lower()].reduce(rows))
+    assert group.dispatcher.fast_path.count == before + 1
+
+
+@needs_extension
+@pytest.mark.serial
+@pytest.mark.parametrize("nbytes", [0, 24, 200_000])
+def test_a_copy_is_numpys(nbytes: int) -> None:
+    memory = np.random.default_rng(nbytes).integers(0, 99, 2 * nbytes + 64).astype(np.uint8)
+    first, second = memory[:nbytes], memory[8 : 8 + nbytes]  # which share memory
+    apart = np.zeros(nbytes, np.uint8)
+    for target, source in ((apart, first), (second, first), (np.zeros(nbytes), first), (apart[::-1], second)):
+        expected = target.copy()
+        expected[...] = source.copy()
+        fastpath.copy(target, source)
+        np.testing.assert_array_equal(target, expected)
+    memory.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        fastpath.copy(memory, memory.copy())
+
+
 CALLS: dict[str, Any] = {
     "size": lambda group, odd: hc.all_reduce(np.ones(4 if odd else 3), group=group),
     "large": lambda group, odd: hc.all_reduce(np.ones(90_000 if odd else 3), group=group),
