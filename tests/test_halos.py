@@ -228,6 +228,22 @@ def test_staggered_fields_of_channels(form: str, periodic: bool) -> None:
         check(blocks, expected)
 
 
+@pytest.mark.parametrize("shape", [(3001,), (40, 77), (5, 1500)])
+def test_large_faces_of_single_cells(shape: tuple[int, ...]) -> None:
+    """They are copied in blocks of 8 KiB, along one axis of the array and along two that cannot be joined."""
+    with hc.new_grid((SIZE,), periodic=True) as grid:
+        whole = np.arange(float(np.prod(shape) * 4 * SIZE)).reshape(*shape, -1)
+        around = np.pad(whole, [*([(0, 0)] * len(shape)), (1, 1)], mode="wrap")
+        block = np.zeros([*(2 * n for n in shape), 6])[(slice(None, None, 2),) * len(shape)]
+        with hc.halo_exchange_init(block, grid, width=1, axes=(-1,)) as halo:
+            for sign in (1, -1, 2):
+                expected = sign * around[..., 4 * grid.coords[0] :][..., :6]
+                block[..., 1:-1] = expected[..., 1:-1]
+                halo.start()
+                halo.wait()
+                np.testing.assert_array_equal(block, expected)
+
+
 def test_a_width_of_nothing_changes_nothing() -> None:
     with hc.new_grid((0, 0), periodic=True) as grid:
         block = np.arange(12.0).reshape(3, 4) + RANK

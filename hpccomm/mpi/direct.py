@@ -20,7 +20,7 @@ from .process_memory import SystemCalls, processes_of
 from .shared_memory import Place, mapped, names, place_of
 
 MAPPED_BYTES = 64
-RUN_BYTES = 2048  # of another process's memory; shorter runs are packed: each run costs time in the system call
+RUN_BYTES = 8 << 10  # of another process's memory; shorter runs are packed: each run costs time in the system call
 MAPPED_RUN_BYTES = 256  # of mapped memory; shorter runs share cache lines with cells that their owner writes
 HARD = 1000  # the most work for NumPy to find out whether two arrays share memory
 

@@ -1,18 +1,21 @@
 # cython: language_level=3
 """One rank's side of exchanges within a node, in C: pack, announce, poll, copy and unpack (see pieces.h)."""
 
+import math
+
 from libc.stdint cimport uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 
 
 cdef extern from "pieces.h" nogil:
-    enum: MOST_AXES
+    enum: MOST_AXES, LINE, BLOCK_BYTES
     ctypedef struct Cells:
         size_t run
         int axes
         ptrdiff_t count[MOST_AXES]
         ptrdiff_t a[MOST_AXES]
         ptrdiff_t b[MOST_AXES]
+        ptrdiff_t block
     ctypedef struct Piece:
         Cells cells
         char* data
@@ -29,7 +32,7 @@ cdef extern from "pieces.h" nogil:
     unsigned sleepers_enter(Sleepers* own)
     void sleepers_sleep(Sleepers* own, unsigned seen)
     void sleepers_leave(Sleepers* own)
-    void cells_copy(const Cells* cells, const char* a, const char* b, int into_b)
+    void pieces_copy(const Piece* pieces, int count, int set, int into_slot)
     void flags_begin(Flags* mine, uint64_t turn, Sleepers* partner)
     bint flags_have_begun(Flags* theirs, uint64_t turn)
     int flags_direct(Flags* flags, uint64_t turn, const Direct* parts, int count, int into_there, Sleepers* partner)
@@ -110,8 +113,7 @@ cdef class Pieces:
         self.number += 1
         set = self.number & 1
         with nogil:
-            for i in range(self.to_send):
-                cells_copy(&self.sent[i].cells, self.sent[i].data, self.sent[i].slot[set], 1)
+            pieces_copy(self.sent, self.to_send, set, 1)
             for i in range(self.ranks):
                 flags_begin(self.partners[i].mine, self.number, self.partners[i].sleepers)
 
@@ -161,8 +163,7 @@ cdef class Pieces:
         """Copy the received slots into the arrays; return 0, or the errno of a direct copy that failed."""
         cdef int i, set = self.number & 1, failed = 0
         with nogil:
-            for i in range(self.to_receive):
-                cells_copy(&self.received[i].cells, self.received[i].data, self.received[i].slot[set], 0)
+            pieces_copy(self.received, self.to_receive, set, 0)
             for i in range(self.ranks):
                 failed = failed or failure(self.partners[i].mine) or failure(self.partners[i].theirs)
         return failed
@@ -201,6 +202,9 @@ cdef int set_cells(Cells* cells, shape, itemsize, a_strides, b_strides) except -
         cells.count[number] = count
         cells.a[number] = a
         cells.b[number] = b
+    cells.block = cells.count[0]
+    if cells.run < LINE:
+        cells.block = max(1, BLOCK_BYTES // max(1, cells.run * math.prod(count for count, _, _ in axes[1:])))
     return 0
 
 

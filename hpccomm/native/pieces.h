@@ -27,7 +27,7 @@
 #include <sys/uio.h>
 #endif
 
-enum { MOST_AXES = 32, MOST_VECTORS = 1024 /* of one system call: IOV_MAX */ };
+enum { MOST_AXES = 32, MOST_VECTORS = 1024 /* of one system call: IOV_MAX */, LINE = 64, BLOCK_BYTES = 8 << 10 };
 #define MOST_BYTES ((size_t)1 << 30) /* of one vector: a system call moves less than 2 GiB */
 
 /* The same cells at two places, a and b. */
@@ -35,6 +35,7 @@ typedef struct {
     size_t run; /* bytes that are contiguous at both places */
     int axes;   /* outside the run, the outermost first */
     ptrdiff_t count[MOST_AXES], a[MOST_AXES], b[MOST_AXES]; /* the strides are in bytes */
+    ptrdiff_t block; /* indexes of the outermost axis: all, or about BLOCK_BYTES if runs are shorter than a line */
 } Cells;
 
 /* A part that is packed: cells of an array, and its slots in the two sets. */
@@ -116,6 +117,31 @@ static inline void cells_copy(const Cells *c, const char *a, const char *b, int 
         else
             copy_row((char *)a, a_stride, b, b_stride, c->run, count);
     } while (cells_next(c, last, at, &a, &b));
+}
+
+/* Copy block `turn` of the cells; return whether there are more. */
+static inline int cells_copy_block(const Cells *c, ptrdiff_t turn, const char *a, const char *b, int into_b)
+{
+    ptrdiff_t start = turn * c->block, left = c->axes ? c->count[0] - start : 0;
+    if (turn == 0 && left <= c->block) {
+        cells_copy(c, a, b, into_b);
+    } else if (left > 0) {
+        Cells block = *c;
+        block.count[0] = left < c->block ? left : c->block;
+        cells_copy(&block, a + start * c->a[0], b + start * c->b[0], into_b);
+    }
+    return left > c->block;
+}
+
+/* Copy pieces from or into their slots of a set. They take turns, for the ends of neighbouring rows share lines. */
+static inline void pieces_copy(const Piece *pieces, int count, int set, int into_slot)
+{
+    int more = count > 0;
+    for (ptrdiff_t turn = 0; more; turn++) {
+        more = 0;
+        for (const Piece *each = pieces; each < pieces + count; each++)
+            more |= cells_copy_block(&each->cells, turn, each->data, each->slot[set], into_slot);
+    }
 }
 
 #if defined(__linux__)
