@@ -21,7 +21,7 @@ def empty_shared(shape: int | tuple[int, ...], dtype: Any = float, group: Group 
     ranks on the node. A :func:`fence` must separate one rank's writes from another's reads.
 
     If all ranks of the group are on one node, blocking `all_reduce`, `reduce` and `reduce_scatter_single` reduce these
-    arrays in place, from 256 KiB on. Every operation accepts them: they are NumPy arrays.
+    arrays in place, from 1 MiB on. Every operation accepts them: they are NumPy arrays.
 
     Parameters
     ----------

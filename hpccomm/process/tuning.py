@@ -21,7 +21,7 @@ class Tuning(NamedTuple):
     segment_bytes: int = 2 << 20  # mpi/segments.py
     reduce_scatter_bytes: int = 32 << 20  # a blocking reduce_scatter_single splits a larger input
     thread_bytes: int = 1 << 20  # mpi/communication_thread.py
-    shared_bytes: int = 256 << 10  # mpi/shared_memory.py
+    shared_bytes: int = 1 << 20  # mpi/shared_memory.py
     shared_chunk_bytes: int = 512 << 10  # mpi/shared_memory.py: should fit in a core's cache
     node_bytes: int = 4 << 20  # all parts together: native/node.h
     node_reduction_bytes: int = 1 << 30  # reductions: native/node.h

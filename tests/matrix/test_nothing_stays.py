@@ -59,7 +59,7 @@ FORMS = {
     "freed": "persistent",
 }
 LAYOUTS = {"contiguous": contiguous, "strided": strided, "half": lambda array: array.astype(np.float16)}
-LARGE = Tuning(1, 1, 1, 1, 1, 64, 0, 1, 1)  # as which it has every array
+LARGE = Tuning(1, 1, 1, 1, 64, 0, 1, 1)  # as which it has every array
 KINDS = ["small", "large", "hooked", "recorded"]
 
 

@@ -16,6 +16,7 @@ import hpccomm as hc
 from hpccomm.core.backend import FastPath
 from hpccomm.debug.watchdog import Watchdog
 from hpccomm.native import fastpath
+from hpccomm.process.tuning import Tuning
 
 from ..arrays import contiguous, strided
 
@@ -190,7 +191,7 @@ def test_a_node_shared_array_slows_none_but_large_reductions(process_group: hc.P
         calls = {**REDUCTIONS, **REDUCTIONS_IN_C}
         if group.size == 1:
             calls.pop("scan", None)
-        small, large = (np.ones(size) for size in (16 // group.size * 1000, (256 << 10) // 8 * group.size))
+        small, large = (np.ones(size) for size in (16 // group.size * 1000, Tuning().shared_bytes // 8 * group.size))
         shared = hc.empty_shared(100, group=group)
         for name, call in calls.items():
             for array in (small, shared) if name in ("all_reduce", "reduce") else (small,):
