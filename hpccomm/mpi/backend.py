@@ -573,7 +573,7 @@ def of_the_thread(make: type[MPIBackend], options: BackendOptions, comm: MPI.Int
     if failures.is_on():  # with it, Open MPI 5.0 ended jobs after a rank's death: "Send error after request freed"
         tuning = tuning._replace(node_bytes=0)
     made = make(options._replace(comm=comm, settings=options.settings._replace(tuning=tuning)))
-    made.fast_path.is_in_thread = True
+    made.fast_path.is_in_thread, made.fast_path.tries = True, False
     return made
 
 

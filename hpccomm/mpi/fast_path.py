@@ -19,6 +19,7 @@ class MPIFastPath(FastPath):
     """The fast path of one group without the extension: it leaves all operations to the checks and MPI."""
 
     is_in_thread = False  # in the communication thread
+    tries = False  # times memory of the node and MPI, and takes the faster
 
     def _not_in_node(self, *_: Any) -> bool:
         return False

@@ -94,7 +94,7 @@ class Transfer:
 def system_call(name: str) -> Any:
     """Return the C library's function `name`; if it has none, a function that fails."""
     try:
-        # PyDLL keeps the GIL: a chunk takes less than 0.1 ms, and getting the GIL back may take 5.
+        # PyDLL keeps the GIL: getting it back may take 5 ms.
         call = getattr(ctypes.PyDLL(None, use_errno=True), name)
     except (AttributeError, OSError, TypeError):
         return _not_here

@@ -123,7 +123,7 @@ cdef void pack(list arrays, Py_ssize_t first, Py_ssize_t last, char* flat, Py_ss
 
 
 def copy(target, source):
-    """Do `target[...] = source`; faster for arrays without gaps."""
+    """Do `target[...] = source`, where the shapes are equal; faster for arrays without gaps."""
     cdef Array* y = <Array*>target
     cdef Array* x = <Array*>source
     if (

@@ -19,8 +19,9 @@ cdef class Collectives(Trials):
     def node_broadcast(self, array, int root):
         """Do a broadcast of an array prepared for MPI in memory of the node, or return False."""
         cdef Array* x = without_gaps(array)
+        cdef Handle datatype = type_of(x) if PyArray_NBYTES(x) <= LARGEST_TRIED else 0
         return self.has_ended(
-            self.broadcast_memory(<char*>PyArray_DATA(x), 0, PyArray_NBYTES(x), 0, root), "broadcast")
+            self.broadcast_memory(<char*>PyArray_DATA(x), count_of(x), PyArray_NBYTES(x), datatype, root), "broadcast")
 
     cdef int broadcast_memory(self, char* data, int count, Py_ssize_t nbytes, Handle datatype, int root) except? -9:
         """Broadcast `nbytes` bytes, which are `count` values (datatype 0: not by MPI); return 0 or an error code."""
@@ -180,8 +181,8 @@ cdef class Collectives(Trials):
         cdef Array* y = without_gaps(output)
         cdef Array* x = without_gaps(array)
         return self.is_in_node(PyArray_NBYTES(y)) and self.has_ended(
-            self.all_gather_memory(<char*>PyArray_DATA(y), <char*>PyArray_DATA(x), 0, PyArray_NBYTES(x), 0),
-            "all_gather_single")
+            self.all_gather_memory(<char*>PyArray_DATA(y), <char*>PyArray_DATA(x), count_of(x), PyArray_NBYTES(x),
+                                   type_of(x)), "all_gather_single")
 
     cdef int all_gather_memory(self, char* y, char* x, int count, Py_ssize_t nbytes, Handle datatype) except? -9:
         """Like broadcast_memory, for `nbytes` bytes from each rank."""
@@ -257,7 +258,8 @@ cdef class Collectives(Trials):
         """Like node_broadcast, for an all_to_all_single of equal parts of arrays that share no memory."""
         cdef Array* y = without_gaps(output)
         cdef Array* x = without_gaps(array)
-        return self.is_in_node(PyArray_NBYTES(x)) and self.has_ended(self.move_equal_parts(y, x, 0), "all_to_all_single")
+        return self.is_in_node(PyArray_NBYTES(x)) and self.has_ended(
+            self.move_equal_parts(y, x, type_of(x)), "all_to_all_single")
 
     cdef int move_equal_parts(self, Array* y, Array* x, Handle datatype) except? -9:
         """Like broadcast_memory, for an all_to_all_single of equal parts."""

@@ -12,6 +12,7 @@ static int has_avx2;
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <immintrin.h>
 #define AVX2 __attribute__((target("avx2,f16c")))
 static inline int look_for_avx2(void)
 {
@@ -39,18 +40,17 @@ AVX2 static void copy_by_vectors(char *to, const char *from, size_t bytes /* at 
 /* The same past the caches; others see it with the next release. */
 AVX2 static void stream_bytes(char *to, const char *from, size_t bytes /* at least 32 */)
 {
-    typedef long long Stored __attribute__((vector_size(32)));
-    typedef long long Loaded __attribute__((vector_size(32), aligned(1)));
     size_t head = -(size_t)to & 31;
     memcpy(to, from, head);
     for (to += head, from += head, bytes -= head; bytes >= 128; to += 128, from += 128, bytes -= 128) {
-        const Loaded *x = (const Loaded *)from;
-        Stored a = x[0], b = x[1], c = x[2], d = x[3], *y = (Stored *)to;
-        __builtin_ia32_movntdq256(y, a), __builtin_ia32_movntdq256(y + 1, b);
-        __builtin_ia32_movntdq256(y + 2, c), __builtin_ia32_movntdq256(y + 3, d);
+        const __m256i *x = (const __m256i *)from;
+        __m256i a = _mm256_loadu_si256(x), b = _mm256_loadu_si256(x + 1), *y = (__m256i *)to;
+        __m256i c = _mm256_loadu_si256(x + 2), d = _mm256_loadu_si256(x + 3);
+        _mm256_stream_si256(y, a), _mm256_stream_si256(y + 1, b);
+        _mm256_stream_si256(y + 2, c), _mm256_stream_si256(y + 3, d);
     }
     memcpy(to, from, bytes);
-    __builtin_ia32_sfence();
+    _mm_sfence();
 }
 #else
 #define AVX2

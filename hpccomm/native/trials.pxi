@@ -98,15 +98,6 @@ cdef class Trials(InNode):
                 self.trial.best[not in_node] = took
         return code
 
-    def differing(self, str name):
-        """See InNode.differing. The ranks may have counted differently, so undecided classes stay in memory of the node."""
-        cdef int row, size
-        for row in range(3):
-            for size in range(TRIED_SIZES):
-                if self.trials[row][size].way == UNDECIDED:
-                    self.trials[row][size] = Trial(0, IN_NODE, [0, 0])
-        return InNode.differing(self, name)
-
     def decided(self):
         """Return (name, smallest bytes, whether it goes by MPI, nanoseconds in memory of the node, by MPI) of each."""
         cdef int what, size

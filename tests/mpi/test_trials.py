@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -38,21 +38,6 @@ class Clock:
         return self.time
 
 
-class Counting:
-    """A communicator that notes the names of MPI's functions that are called."""
-
-    def __init__(self, comm: Any) -> None:
-        self._comm = comm
-        self.called: list[str] = []
-
-    def __getattr__(self, name: str) -> Any:
-        def function(*arguments: Any) -> Any:
-            self.called.append(name)
-            return getattr(self._comm, name)(*arguments)
-
-        return function
-
-
 @pytest.fixture
 def group(process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> Iterator[hc.ProcessGroup]:
     """A group of all ranks that does not sleep, with open memory of the node."""
@@ -68,10 +53,10 @@ def timed(group: hc.ProcessGroup, in_node: int, by_mpi: int) -> Clock:
     return clock
 
 
-def call(name: str, group: hc.ProcessGroup, turn: int, is_strided: bool = False) -> None:
-    """Call an operation of NBYTES, and compare the result with NumPy's."""
+def call(name: str, group: hc.ProcessGroup, turn: int, is_strided: bool = False, nbytes: int = NBYTES) -> None:
+    """Call an operation of `nbytes` bytes, and compare the result with NumPy's."""
     n, me = group.size, group.rank
-    count = NBYTES // 8 // n * n
+    count = nbytes // 8 // n * n
     rows = np.arange(n * count, dtype="f8").reshape(n, count) + turn
 
     def laid_out(array: np.ndarray) -> np.ndarray:
@@ -91,21 +76,20 @@ def call(name: str, group: hc.ProcessGroup, turn: int, is_strided: bool = False)
     np.testing.assert_array_equal(output, expected)
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize(
+    ("name", "nbytes"),
+    [*((name, size) for name in OPERATIONS for size in (NBYTES, 3 << 20)), ("broadcast", 5 << 20)],
+)
 @pytest.mark.parametrize(("in_node", "by_mpi", "is_by_mpi"), [(100, 50, True), (50, 100, False), (100, 95, False)])
 def test_all_ranks_take_the_faster_way(
-    group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch, name: str, in_node: int, by_mpi: int, is_by_mpi: bool
+    group: hc.ProcessGroup, name: str, nbytes: int, in_node: int, by_mpi: int, is_by_mpi: bool
 ) -> None:
     clock = timed(group, in_node, by_mpi)
     for turn in range(CALLS):
-        call(name, group, turn)
+        call(name, group, turn, nbytes=nbytes)
     assert clock.calls == 20  # twice in each trial, and not in later calls
     assert [each[0] for each in group.dispatcher.fast_path.decided()] == [name]
     assert [each[2] for each in group.dispatcher.fast_path.decided()] == [is_by_mpi]
-    backend = group.dispatcher.backends["cpu"]
-    monkeypatch.setattr(backend, "comm", Counting(backend.comm))
-    call(name, group, 0, is_strided=True)  # takes the same way, from Python
-    assert bool(backend.comm.called) == is_by_mpi
 
 
 def test_ranks_whose_times_differ_agree(group: hc.ProcessGroup) -> None:
@@ -118,23 +102,37 @@ def test_ranks_whose_times_differ_agree(group: hc.ProcessGroup) -> None:
 
 def test_a_rank_that_takes_the_checked_way_counts_alike(group: hc.ProcessGroup) -> None:
     timed(group, 100, 50)
-    for turn in range(CALLS):
-        for name in OPERATIONS:
+    for name in OPERATIONS:
+        for turn in range(CALLS):
             call(name, group, turn, is_strided=group.rank == turn % 2)
+    assert [each[:3] for each in group.dispatcher.fast_path.decided()] == [
+        (name, 64 << 10, True) for name in OPERATIONS
+    ]
 
 
-def test_after_calls_that_differ_what_is_not_decided_stays_in_memory_of_the_node(group: hc.ProcessGroup) -> None:
-    clock = timed(group, 100, 50)
+@pytest.mark.parametrize("sees", ["all ranks", "one rank"])
+def test_after_calls_that_differ_the_trials_go_on(group: hc.ProcessGroup, sees: str) -> None:
+    clock, is_first = timed(group, 100, 50), group.rank == 0
     for turn in range(3):
         call("broadcast", group, turn)
-    name = "broadcast" if group.rank == 0 else "all_gather_single"
-    with pytest.raises(hc.DistBackendError, match="calls another operation"):
-        call(name, group, 0)
-    calls = clock.calls
+    if sees == "all ranks":
+        with pytest.raises(hc.DistBackendError, match="calls another operation"):
+            call("broadcast" if is_first else "all_gather_single", group, 0)
+    else:
+        lists = [np.zeros(4 + (rank > 0)) for rank in range(group.size)] if is_first else None
+        with pytest.raises(hc.DistBackendError) if is_first else contextlib.nullcontext():
+            hc.gather(np.ones(4), lists, group_dst=0, group=group)
     for turn in range(CALLS):
         call("broadcast", group, turn)
-    assert clock.calls == calls
-    assert group.dispatcher.fast_path.decided() == []
+    assert clock.calls == 20
+    assert group.dispatcher.fast_path.decided() == [("broadcast", 64 << 10, True, 100, 50)]
+
+
+def test_the_thread_of_asynchronous_operations_tries_nothing(group: hc.ProcessGroup) -> None:
+    work = hc.broadcast(np.ones(1 << 18), 0, group=group, async_op=True)
+    assert work is not None
+    work.wait()
+    assert not group.dispatcher.backends["cpu"]._thread._backend.fast_path.tries
 
 
 def test_a_table_of_the_program_turns_it_off(process_group: hc.ProcessGroup) -> None:
