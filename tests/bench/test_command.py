@@ -275,7 +275,7 @@ def test_tune_writes_what_programs_read(tmp_path: Path) -> None:
         from hpccomm.bench.studies import tune
         from hpccomm.cli.main import main
         some, one = [1 << 20, 2 << 20], [1 << 20]
-        tune.Sizes = partial(tune.Sizes, some, some, one, one, one, some, one, 1 << 20, one)
+        tune.Sizes = partial(tune.Sizes, some, some, one, one, some, one, 1 << 20, one)
         sys.exit(main(['bench', '--tune', sys.argv[1], '-n', '1', '-w', '0', '--batch', '1']))
         """
     done = run_program(program, tmp_path, 2, file, status=0)
