@@ -569,10 +569,11 @@ class MPIBackend(Backend):
 
 def of_the_thread(make: type[MPIBackend], options: BackendOptions, comm: MPI.Intracomm) -> MPIBackend:
     """Return the backend of a communication thread; `make` is its class."""
-    tuning = options.tuning
+    options = options._replace(comm=comm)
     if failures.is_on():  # with it, Open MPI 5.0 ended jobs after a rank's death: "Send error after request freed"
-        tuning = tuning._replace(node_bytes=0)
-    made = make(options._replace(comm=comm, settings=options.settings._replace(tuning=tuning)))
+        tuning = options.tuning._replace(node_bytes=0)
+        options = options._replace(settings=options.settings._replace(tuning=tuning))
+    made = make(options)
     made.fast_path.is_in_thread, made.fast_path.tries = True, False
     return made
 

@@ -308,7 +308,9 @@ copy_on_host: Callable[[Any, Any], None] = np.copyto if fastpath is None else fa
 def copy(target: Any, source: Any) -> None:
     """Copy an array's values to another array, on its device's current stream."""
     if isinstance(target, np.ndarray):
-        copy_on_host(*((target, source) if target.shape == source.shape else (target.reshape(-1), source.reshape(-1))))
+        if target.shape != source.shape:
+            target, source = target.reshape(-1), source.reshape(-1)
+        copy_on_host(target, source)
         return
     runtime = late(GPU_RUNTIME)()
     runtime.copy(target, source, runtime.current_stream(target.device.id))

@@ -33,24 +33,15 @@ cdef extern from "pieces.h" nogil:
     void sleepers_sleep(Sleepers* own, unsigned seen)
     void sleepers_leave(Sleepers* own)
     void pieces_copy(const Piece* pieces, int count, int set, int into_slot)
+    void PAUSE()
     void flags_begin(Flags* mine, uint64_t turn, Sleepers* partner)
     bint flags_have_begun(Flags* theirs, uint64_t turn)
     int flags_direct(Flags* flags, uint64_t turn, const Direct* parts, int count, int into_there, Sleepers* partner)
 
 
 cdef extern from *:
-    """
-    #define failure(flags) ((int)atomic_load(&(flags)->failed))
-    #if defined(__x86_64__)
-    #define pause_core() __builtin_ia32_pause()
-    #elif defined(__aarch64__)
-    #define pause_core() __asm__ volatile("yield")
-    #else
-    #define pause_core() ((void)0)
-    #endif
-    """
+    "#define failure(flags) ((int)atomic_load(&(flags)->failed))"
     int failure(Flags* flags) nogil
-    void pause_core() nogil
 
 
 cdef struct Partner:
@@ -125,7 +116,7 @@ cdef class Pieces:
                 is_done = self.look()
                 looks -= 1
                 if not is_done:
-                    pause_core()
+                    PAUSE()
         return is_done
 
     def sleep(self):

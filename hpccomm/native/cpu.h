@@ -8,6 +8,16 @@
 
 #include <string.h>
 
+#if defined(__x86_64__)
+#define PAUSE() __builtin_ia32_pause()
+#elif defined(__aarch64__)
+#define PAUSE() __asm__ volatile("yield")
+#else
+#define PAUSE() ((void)0)
+#endif
+
+enum { LINE = 64 }; /* bytes of a cache's line */
+
 static int has_avx2;
 
 #if defined(__x86_64__)

@@ -102,6 +102,7 @@ cdef extern from "node.h" nogil:
         size_t nbytes "bytes"
     const int NODE_DIFFERS, NODE_LEAVES, LINE, SETS
     const uint64_t NODE_TOO_LARGE
+    uint64_t node_time()
     int node_next(Node* n, uint64_t sets)
     char* node_slot(Node* n, uint64_t number, int rank)
     int node_meet_filled(Node* n, uint64_t call, uint64_t size)

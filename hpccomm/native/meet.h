@@ -27,14 +27,6 @@
 #include "cpu.h"
 #include "sleep.h"
 
-#if defined(__x86_64__)
-#define PAUSE() __builtin_ia32_pause()
-#elif defined(__aarch64__)
-#define PAUSE() __asm__ volatile("yield")
-#else
-#define PAUSE() ((void)0)
-#endif
-
 #ifndef LEAST_STREAMED
 #define LEAST_STREAMED (64 << 10) /* bytes */
 #endif
@@ -42,7 +34,7 @@
 #define NODE_LOADS(is_of_another_rank) ((void)0) /* tests count the uses of lines that other ranks write */
 #endif
 
-enum { LINE = 64, NODE_DIFFERS = -1, NODE_LEAVES = -2, SETS = 2, CELLS = 64, YIELDS_BEFORE_PROGRESS = 4, NODE_PAGE = 4096 };
+enum { NODE_DIFFERS = -1, NODE_LEAVES = -2, SETS = 2, CELLS = 64, YIELDS_BEFORE_PROGRESS = 4, NODE_PAGE = 4096 };
 
 typedef struct {
     _Alignas(LINE) _Atomic uint64_t begun;
@@ -133,7 +125,7 @@ static inline void ways_took(Ways *w, int streams, uint64_t nanoseconds, size_t 
     w->cost[streams] = known == 0 || took < 2 * known ? took : 2 * known;
 }
 
-static inline uint64_t now(void)
+static inline uint64_t node_time(void)
 {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
@@ -149,9 +141,9 @@ static inline void node_put(Node *n, char *to, const char *from, size_t bytes)
         return;
     }
     int streams = ways_next(&n->ways);
-    uint64_t began = now();
+    uint64_t began = node_time();
     (streams ? stream_bytes : copy_by_vectors)(to, from, bytes);
-    ways_took(&n->ways, streams, now() - began, bytes);
+    ways_took(&n->ways, streams, node_time() - began, bytes);
 }
 
 /* Both sets share it: a rank writes into it after all ranks have begun, hence have copied out the previous result. */

@@ -27,7 +27,7 @@
 #include <sys/uio.h>
 #endif
 
-enum { MOST_AXES = 32, MOST_VECTORS = 1024 /* of one system call: IOV_MAX */, LINE = 64, BLOCK_BYTES = 8 << 10 };
+enum { MOST_AXES = 32, MOST_VECTORS = 1024 /* of one system call: IOV_MAX */, BLOCK_BYTES = 8 << 10 };
 #define MOST_BYTES ((size_t)1 << 30) /* of one vector: a system call moves less than 2 GiB */
 
 /* The same cells at two places, a and b. */

@@ -81,13 +81,11 @@ cdef class Trials(InNode):
 
     cdef inline int64_t time(self) except -1:
         """Return the time in nanoseconds if the current operation is timed."""
-        cdef timespec time
         if self.trial == NULL:
             return 0
         if self.clock is not None:
             return self.clock()
-        clock_gettime(CLOCK_MONOTONIC, &time)
-        return time.tv_sec * 1000000000 + time.tv_nsec
+        return node_time()
 
     cdef int has_taken(self, bint in_node, int code) except? -9:
         """Note the time of the current operation if it is timed; return `code`."""
