@@ -31,6 +31,7 @@ cdef class Trials(InNode):
         """
         self.trial = NULL
         cdef bint is_tried = self.tries and what == BROADCAST and self.node_largest < nbytes <= LARGEST_TRIED
+        # the memory may be opened here, which sets node.yields
         in_node[0] = self.is_in_node(0 if is_tried else nbytes) and (not is_tried or self.node.yields < 0)
         cdef int code = 0
         if in_node[0] and self.tries and nbytes >= SMALLEST_TRIED and self.node.yields < 0:
