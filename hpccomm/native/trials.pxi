@@ -31,11 +31,10 @@ cdef class Trials(InNode):
         """
         self.trial = NULL
         cdef bint is_tried = self.tries and what == BROADCAST and self.node_largest < nbytes <= LARGEST_TRIED
-        # the memory may be opened here, which sets node.yields
-        in_node[0] = self.is_in_node(0 if is_tried else nbytes) and (not is_tried or self.node.yields < 0)
-        cdef int code = 0
-        if in_node[0] and self.tries and nbytes >= SMALLEST_TRIED and self.node.yields < 0:
-            code = self.choose_tried(what, root, nbytes, in_node)
+        in_node[0] = self.is_in_node(0 if is_tried else nbytes)  # may open the memory, which sets node.yields
+        in_node[0] = in_node[0] and (not is_tried or self.node.yields < 0)
+        cdef bint tries = in_node[0] and self.tries and nbytes >= SMALLEST_TRIED and self.node.yields < 0
+        cdef int code = self.choose_tried(what, root, nbytes, in_node) if tries else 0
         if code == 0 and not (in_node[0] or datatype):
             return NODE_LEAVES
         self.began = self.time()
