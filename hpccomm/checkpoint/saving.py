@@ -173,6 +173,11 @@ class Saving:
     def _describe_array(self, kind: str, name: Any, array: Array) -> dict[str, Any]:
         if not isinstance(name, str):
             raise TypeError(f"a name in {kind} is {name!r}; expected a str")
+        if array is None or isinstance(array, int | float | str | Mapping):
+            raise TypeError(
+                f"{kind}[{name!r}] is a {type(array).__name__}; expected an array: numbers and text go into metadata, "
+                "and each array of a nested dict needs a name, such as 'model.weight'"
+            )
         device, view = locate(self.operation, f"{kind}[{name!r}]", array)
         if device not in ("cpu", "cuda", "rocm"):
             raise TypeError(f"{kind}[{name!r}] is on {device!r}; copy it to the host first")

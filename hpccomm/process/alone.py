@@ -78,12 +78,11 @@ def refusal(mpi_size: int, library: str, environ: Mapping[str, str] = os.environ
             f"pass comm=MPI.COMM_SELF for a world of this process"
         )
     command = command or own_command()
-    size = environ.get("WORLD_SIZE", "")
-    if "TORCHELASTIC_RUN_ID" in environ and size.isdigit() and int(size) > 1:  # torchrun sets both in each worker
-        started = f"torchrun started {size}"
+    size, names, by_torchrun = environ.get("WORLD_SIZE", ""), launcher(environ), "TORCHELASTIC_RUN_ID" in environ
+    if (by_torchrun or (names is None and "RANK" in environ)) and size.isdigit() and int(size) > 1:
+        started = f"torchrun started {size}" if by_torchrun else f"RANK and WORLD_SIZE are those of {size}"
         remedy = f"hpccomm's ranks come from MPI: `mpiexec -n {size} {command}`, or srun or mpiexec in a Slurm job"
     else:
-        names = launcher(environ)
         if names is None or int(environ[names.size]) <= 1:
             return None
         size = environ[names.size]

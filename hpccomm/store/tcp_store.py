@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING
 
+from ..core.checks import integer
 from ..errors import DistStoreError, DistTimeoutError, on_rank
 from . import wire
 from .store import DEFAULT_TIMEOUT, Store, Timeout, too_late
@@ -82,7 +83,7 @@ class TCPStore(Store):
         wait_for_workers: bool = True,
         auth_key: bytes | None = None,
     ) -> None:
-        if not 0 <= port < 1 << 16 or not (port or is_master):
+        if not 0 <= integer("TCPStore: port", port) < 1 << 16 or not (port or is_master):
             raise ValueError(f"TCPStore: port is {port}; expected 1 to 65535, or on the master 0{on_rank()}")
         from .handshake import GOOD_KEY, checked
         from .master import Master, is_loopback, listen

@@ -75,10 +75,8 @@ def test_warn_goes_on(tmp_path: Path) -> None:
         LATE.format(timeout=2, on_timeout="warn", rest="hc.all_reduce(x); print(f'{x.tolist()}\\n', end='')"), tmp_path
     )
     said = verdict_of(tmp_path)
-    assert (
-        "rank 1 never reached all_reduce #1 of 'world' (24 B float64): it is in the program at program.py:8 in be_late"
-        in said
-    )
+    late = "rank 1 never reached all_reduce #1 of 'world' (24 B float64): it is in the program at program.py:"
+    assert re.search(re.escape(late) + "[78] in be_late", said), said  # it sleeps, or looks for the file
     stdout, stderr = finish(job, tmp_path)
     assert stdout.split("\n")[:2] == ["[2.0, 2.0, 2.0]"] * 2
     assert stderr.count("has not ended within") == 1  # once, not every second

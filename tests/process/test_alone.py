@@ -95,10 +95,13 @@ def test_flux_without_the_right_protocol() -> None:
 
 
 def test_torchrun_also_inside_srun() -> None:
-    environ = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "8", "RANK": "3"}
-    text = said(MPICH, environ)
-    assert text.startswith("torchrun started 8 processes")
-    assert "`mpiexec -n 8 python program.py --steps 3`" in text
+    by_hand = {"WORLD_SIZE": "8", "RANK": "3"}
+    environ = {"TORCHELASTIC_RUN_ID": "none", **by_hand}
+    for text in (said(MPICH, environ), said(MPICH, by_hand)):
+        assert "8 processes, but MPI says that this one is alone" in text
+        assert "`mpiexec -n 8 python program.py --steps 3`" in text
+    assert said(MPICH, by_hand).startswith("RANK and WORLD_SIZE are those of 8")
+    assert refusal(1, MPICH, {"PMI_SIZE": "1", **by_hand}) is None  # mpiexec -n 1 among torch's processes
     assert said(MPICH, {**SRUN, **environ}).startswith("torchrun started 8")
     assert refusal(1, MPICH, {"WORLD_SIZE": "8"}) is None  # a variable that a shell may have kept
     assert refusal(1, MPICH, {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "1"}) is None
