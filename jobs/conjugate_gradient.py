@@ -141,13 +141,6 @@ def relative_error(solution: np.ndarray, side: int, right_side: float) -> float:
     return float(np.linalg.norm(solution - direct) / np.linalg.norm(direct))
 
 
-def from_rank_0(value: float) -> float:
-    """Return rank 0's `value` on every rank."""
-    array = np.array([value])
-    hc.broadcast(array, src=0)
-    return float(array[0])
-
-
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -200,7 +193,7 @@ def main() -> int:
             allowed = condition * 10 * options.tolerance
             if solution is not None:
                 error = relative_error(solution, options.side, source)
-            error = from_rank_0(error)
+            error = hc.all_reduced(error)  # 0 on the other ranks
         right = small_enough and error <= allowed
 
         if solution is not None:

@@ -65,9 +65,9 @@ class PencilTransform:
         """Return this rank's part of the spectrum, in an array that is used again by the next call."""
         x, y, z = self.pencils
         z[...] = fft.rfft(values, axis=Z)
-        move(self.z_to_y)
+        self.z_to_y.run()
         y[...] = fft.fft(y, axis=Y)
-        move(self.y_to_x)
+        self.y_to_x.run()
         x[...] = fft.fft(x, axis=X)
         return x
 
@@ -75,17 +75,11 @@ class PencilTransform:
         """Return this rank's part of the values that have this spectrum."""
         x, y, z = self.pencils
         x[...] = fft.ifft(spectrum, axis=X)
-        move(self.x_to_y)
+        self.x_to_y.run()
         y[...] = fft.ifft(y, axis=Y)
-        move(self.y_to_z)
+        self.y_to_z.run()
         values: np.ndarray = fft.irfft(z, self.shape[Z], axis=Z)
         return values
-
-
-def move(pencils: hc.PersistentWork) -> None:
-    """Bring the values from one kind of pencils to another."""
-    pencils.start()
-    pencils.wait()
 
 
 def inverse_laplacian(box: Box, shape: Sequence[int]) -> np.ndarray:

@@ -122,13 +122,6 @@ def draw(plate: np.ndarray, grid: hc.Grid, steps: int, file: Path) -> None:
     figure.savefig(file, dpi=120)
 
 
-def from_rank_0(value: bool) -> bool:
-    """Return rank 0's `value` on every rank."""
-    array = np.array([value])
-    hc.broadcast(array, src=0)
-    return bool(array[0])
-
-
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -178,7 +171,7 @@ def main() -> int:
                 else f"WRONG: {wrong_cells} cells differ from the serial answer"
             )
             print(f"picture in {options.output}\nranks {world.size}  {seconds:.2f} s  {verdict}", flush=True)
-        return 0 if from_rank_0(right) else 1
+        return 0 if hc.agree(right) else 1
 
 
 if __name__ == "__main__":

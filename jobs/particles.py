@@ -60,8 +60,7 @@ class Water:
         water = wy[:, None] * wx / self.per_cell
         self.depth[...] = np.bincount(near.ravel(), water.ravel(), self.depth.size).reshape(self.depth.shape)
         for ghosts in (self.add_ghosts, self.fill_ghosts):
-            ghosts.start()
-            ghosts.wait()
+            ghosts.run()
         depth = self.depth.ravel()[near]
         uphill = (sy[:, None] * wx * depth).sum((0, 1)), (wy[:, None] * sx * depth).sum((0, 1))
         return -np.stack(uphill, axis=1)

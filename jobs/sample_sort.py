@@ -62,13 +62,6 @@ def gather_parts(part: np.ndarray) -> list[np.ndarray] | None:
     return parts
 
 
-def from_rank_0(value: bool) -> bool:
-    """Return rank 0's `value` on every rank."""
-    array = np.array([value])
-    hc.broadcast(array, src=0)
-    return bool(array[0])
-
-
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -106,7 +99,7 @@ def main() -> int:
                 f"ranks {world.size}  {'equals np.sort  OK' if right else 'WRONG: differs from np.sort'}",
                 flush=True,
             )
-        return 0 if from_rank_0(right) else 1
+        return 0 if hc.agree(right) else 1
 
 
 if __name__ == "__main__":

@@ -105,13 +105,6 @@ def share(items: np.ndarray) -> np.ndarray:
     return np.array_split(items, hc.get_world_size())[hc.get_rank()]
 
 
-def total(value: float) -> float:
-    """Return the sum of `value` over all ranks."""
-    array = np.array([value], dtype=np.float64)
-    hc.all_reduce(array)
-    return float(array[0])
-
-
 class Notice:
     """Whether a signal has told this process that its time is over."""
 
@@ -125,7 +118,7 @@ class Notice:
 
     def given_to_any_rank(self) -> bool:
         """Return whether any rank has been told: all ranks get the same answer, and stop after the same step."""
-        return total(self.given) > 0
+        return hc.all_reduced(self.given) > 0
 
 
 class Training:
@@ -157,7 +150,7 @@ class Training:
                 if notice and notice.given_to_any_rank():
                     self.save()
                     return False
-            epochs.set_postfix(loss=f"{total(self.loss) / len(images):.4f}", refresh=False)
+            epochs.set_postfix(loss=f"{hc.all_reduced(self.loss) / len(images):.4f}", refresh=False)
             if notice and (epoch + 1 == options.epochs or (epoch + 1) % options.every == 0):
                 self.save()
         return True
@@ -214,7 +207,7 @@ def same_everywhere(array: np.ndarray) -> bool:
     """Return whether `array` is bitwise the same on all ranks; every rank gets the same answer."""
     of_rank_0 = array.copy()
     hc.broadcast(of_rank_0, src=0)
-    return total(not (array == of_rank_0).all()) == 0
+    return hc.all_reduced(not (array == of_rank_0).all()) == 0
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -271,9 +264,9 @@ def main() -> int:
             if world.rank == 0:
                 print(f"stopped by a signal after step {training.step}, saved in {options.checkpoint}", flush=True)
             return STOPPED
-        loss = total(training.loss) / len(train_set)
+        loss = hc.all_reduced(training.loss) / len(train_set)
         my_test = xp.asarray(share(test_set))
-        accuracy = 100 * total(network.count_right(images[my_test], labels[my_test])) / TEST_IMAGES
+        accuracy = 100 * hc.all_reduced(network.count_right(images[my_test], labels[my_test])) / TEST_IMAGES
         agree = same_everywhere(network.weights)
         right = agree and accuracy > options.require_accuracy
 
