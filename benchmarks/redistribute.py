@@ -54,7 +54,7 @@ def steps(world: hc.ProcessGroup, sizes: Sequence[int], plan: Plan) -> Iterator[
             persistent = hc.redistribute_init(*arguments)
             row = world.comm.Split(world.rank // change.grid[1])
             calls: Calls = {
-                "hpccomm": partial(started, persistent),
+                "hpccomm": persistent.run,
                 "one call": partial(hc.redistribute, *arguments),
                 **by_hand(row, change),
                 **installed(world.comm, row, change),
@@ -91,12 +91,6 @@ def box(shape: Sequence[int], cuts: dict[int, tuple[int, int]]) -> Box:
 def shape_of(part: Box) -> list[int]:
     """Return the shape of a part of an array."""
     return [each.stop - each.start for each in part]
-
-
-def started(persistent: Any) -> None:
-    """Redistribute once."""
-    persistent.start()
-    persistent.wait()
 
 
 def by_hand(row: Any, change: Change) -> Calls:

@@ -60,14 +60,6 @@ def empty(shape: tuple[int, ...], dtype: Any) -> Any:
     return runtime.empty(shape, np.dtype(dtype), runtime.current_device(), current_stream())
 
 
-def write(array: Any, values: Any) -> None:
-    """Copy `values` on the host, an array of the same shape or a number, to `array`."""
-    host = np.empty(array.shape, array.dtype)
-    host[...] = values
-    seam.runtime().to_device(array, host, current_stream())
-    finish()  # `host` is needed until then
-
-
 def facts() -> dict[str, str]:
     """Return the GPU's name and the versions of CuPy and NCCL, as far as they are known."""
     found = {}

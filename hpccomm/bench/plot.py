@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from ..debug.words import size_in_words
@@ -38,7 +39,8 @@ def plot(rows: Sequence[Row], file: str | Path, title: str = "") -> None:
         time.yaxis.set_major_formatter(lambda us, _: microseconds_in_words(us))
         rate.yaxis.set_major_formatter(lambda rate, _: f"{rate:g}")
         rate.yaxis.set_minor_formatter(ticker.NullFormatter())
-    figure.suptitle("\n".join(_wrapped(title, 130)), fontsize=8)
+    facts = title.replace(" ", "\N{NO-BREAK SPACE}").replace(",\N{NO-BREAK SPACE}", ", ")  # break between facts only
+    figure.suptitle(fill(facts, 130, break_long_words=False, break_on_hyphens=False), fontsize=8)
     figure.savefig(file, dpi=120)
     pyplot.close(figure)
 
@@ -51,17 +53,6 @@ def microseconds_in_words(us: float) -> str:
     """
     factor, unit = (1, "us") if us < 1e3 else (1e3, "ms") if us < 1e6 else (1e6, "s")
     return f"{us / factor:g} {unit}"
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    """Return a list of facts as lines, broken only between facts."""
-    lines = [""]
-    for fact in text.split(", "):
-        if lines[-1] and len(lines[-1]) + len(fact) > width:
-            lines[-1] += ","
-            lines.append("")
-        lines[-1] += f", {fact}" if lines[-1] else fact
-    return lines
 
 
 def pyplot_without_display() -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -16,8 +16,7 @@ import numpy as np
 
 from ..core import arithmetic
 from ..core.operation_list import OPERATIONS
-from ..cuda.packing import on_the_host
-from . import gpu
+from ..cuda.packing import from_the_host, on_the_host
 
 PERIOD = 251  # of the test values; a prime, so the check notices parts in a wrong place
 WINDOW = 64  # messages in flight at once, as in the OSU benchmarks
@@ -34,7 +33,7 @@ class Case:
     dtype: np.dtype[Any]
     op: str = "sum"
     root: int = 0
-    allocate: Callable[..., Any] = field(default=np.empty, compare=False)  # takes a shape and a dtype
+    allocate: Callable[..., Any] = np.empty  # takes a shape and a dtype
 
     @property
     def part(self) -> int:
@@ -149,7 +148,7 @@ def assign(arrays: Any, values: Any) -> None:
         if isinstance(each, np.ndarray):
             each[...] = part
         else:
-            gpu.write(each, part)
+            from_the_host(each, np.full(each.shape, part, each.dtype))
         start += each.size
 
 
@@ -171,17 +170,14 @@ class Benchmark:
     rate: bool = False  # True: the table shows messages per second
     mpi: str = ""  # mpi4py's method, if one call of it is enough; otherwise RawMPI4py may have a method for it
 
-    def case(self, rank: int, ranks: int, nbytes: int, dtype: np.dtype[Any], op: str = "sum") -> Case:
-        """Return the case of about `nbytes`: at least one element, or one per rank if the ranks share the array."""
-        count = max(1, nbytes // dtype.itemsize) if self.sized else 0
-        if self.shared:
-            count = max(1, count // ranks) * ranks
-        return Case(rank, ranks, count, dtype, op)
-
     def cases(self, template: Case, sizes: Iterable[int]) -> list[Case]:
-        """Return one case for each of `sizes`; sizes that become equal by rounding give one case."""
-        made = (self.case(template.rank, template.ranks, size, template.dtype, template.op) for size in sizes)
-        return [replace(case, allocate=template.allocate) for case in dict.fromkeys(made)]
+        """Return one case for each of `sizes`; sizes that become equal by rounding give one case.
+
+        A case has at least one element, or one per rank if the ranks share the array.
+        """
+        step = template.ranks if self.shared else 1
+        counts = (max(1, size // template.dtype.itemsize // step) * step if self.sized else 0 for size in sizes)
+        return [replace(template, count=count) for count in dict.fromkeys(counts)]
 
 
 BENCHMARKS: dict[str, Benchmark] = {}

@@ -79,11 +79,11 @@ def test_every_contender_can_say_whether_it_is_there() -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_a_shared_array_is_a_multiple_of_the_ranks_and_never_empty(ranks: int) -> None:
     for size in (1, 4, 100, 1 << 20):
-        case = BENCHMARKS["all_gather_single"].case(0, ranks, size, FLOAT)
+        (case,) = BENCHMARKS["all_gather_single"].cases(Case(0, ranks, 0, FLOAT), [size])
         assert case.count % ranks == 0
         assert case.part >= 1
         assert case.nbytes <= max(size, 4 * ranks)
-        assert BENCHMARKS["all_reduce"].case(0, ranks, size, FLOAT).nbytes == max(4, size)
+        assert BENCHMARKS["all_reduce"].cases(Case(0, ranks, 0, FLOAT), [size])[0].nbytes == max(4, size)
 
 
 def test_sizes_that_rounding_makes_equal_are_measured_once() -> None:

@@ -44,7 +44,7 @@ def test_hpccomm_gives_it_too() -> None:
             change = redistribute.change_of(name, 500, SIZE, RANK)
             expected = with_numbers(change)
             with hc.redistribute_init(*change.arrays[::-1], *change.boxes[::-1], world) as persistent:
-                redistribute.started(persistent)
+                persistent.run()
             assert np.array_equal(change.arrays[1], expected), name
 
 

@@ -50,22 +50,17 @@ class Persistent(HPCComm):
 
     def call(self, benchmark: Benchmark, case: Case, arrays: Arrays, async_op: bool) -> Call:
         """Return a call of start and wait, for both values of `async_op`."""
-        operation = self._operation(benchmark, case, arrays)
+        init = getattr(hc, f"{benchmark.name}_init", None)
+        if init is None:
+            raise Unsupported(f"hpccomm has no {benchmark.name}_init")
+        plain: Any = super()._call(benchmark, case, arrays, False)
+        operation: hc.PersistentWork = init(*plain.args[:-1])  # without `async_op`
 
         def call() -> None:
             operation.start()
             operation.wait()
 
         return call
-
-    def _operation(self, benchmark: Benchmark, case: Case, arrays: Arrays) -> hc.PersistentWork:
-        """Return the persistent operation, made with the plain function's arguments except `async_op`."""
-        init = getattr(hc, f"{benchmark.name}_init", None)
-        if init is None:
-            raise Unsupported(f"hpccomm has no {benchmark.name}_init")
-        plain: Any = super()._call(benchmark, case, arrays, False)
-        made: hc.PersistentWork = init(*plain.args[:-1])
-        return made
 
 
 class OneByOne(HPCComm):

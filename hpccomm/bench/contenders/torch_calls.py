@@ -26,6 +26,7 @@ class TorchDistributed(TorchModel):
 
     backend: str  # the backend's name in torch.distributed
     ops: tuple[str, ...]
+    _group: Any = None
     refusals = (*TorchModel.refusals, RuntimeError)
 
     def __init__(self, group: hc.ProcessGroup, comm: MPI.Intracomm) -> None:
@@ -35,9 +36,8 @@ class TorchDistributed(TorchModel):
 
         torch.set_num_threads(1)
         self.torch, self.library = torch, dist
-        self._group_of_torch: Any = None
         if dist.is_initialized():  # another contender did it
-            self._group_of_torch = dist.new_group(backend=self.backend)
+            self._group = dist.new_group(backend=self.backend)
         else:
             self._init_process_group()
 
@@ -55,11 +55,7 @@ class TorchDistributed(TorchModel):
 
     def close(self) -> None:
         if self.library.is_initialized():
-            self.library.destroy_process_group(self._group_of_torch)
-
-    @property
-    def _group(self) -> Any:
-        return self._group_of_torch
+            self.library.destroy_process_group(self._group)
 
     def sendrecv(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
         if case.ranks == 1:

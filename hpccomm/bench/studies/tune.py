@@ -186,13 +186,7 @@ def _reduce_scatter(group: hc.ProcessGroup, nbytes: int) -> Callable[[], Any]:
 def _exchange(group: hc.ProcessGroup, nbytes: int) -> Callable[[], Any]:
     part, following = nbytes // 4, (group.rank + 1) % group.size
     want, have = (slice(rank * part, (rank + 1) * part) for rank in (following, group.rank))
-    again = hc.redistribute_init(np.empty(part, np.float32), np.ones(part, np.float32), want, have, group)
-
-    def exchange() -> None:
-        again.start()
-        again.wait()
-
-    return exchange
+    return hc.redistribute_init(np.empty(part, np.float32), np.ones(part, np.float32), want, have, group).run
 
 
 def _shared_all_reduce(group: hc.ProcessGroup, nbytes: int) -> Callable[[], Any]:
