@@ -8,9 +8,10 @@ uses the same chunks.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import cache, partial, wraps
+from functools import partial, wraps
 from itertools import cycle
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -117,7 +118,7 @@ class StagedBackend(Backend):
         if is_output:
             runtime.to_device(array, host, stream)
         runtime.record(kept.emptied, stream)
-        kept_buffers(device).append(kept)
+        kept_buffers[device].append(kept)
         return outcome
 
     def _is_small(self, arrays: list[Any]) -> bool:
@@ -233,16 +234,14 @@ class KeptBuffer(NamedTuple):
 alive: list[KeptBuffer] = []  # all of them: after an error, a copy from or to one may still be in flight
 
 
-@cache
-def kept_buffers(device: int) -> list[KeptBuffer]:
-    """Return the buffers of a GPU that no operation uses; the last copy out of one may still be in flight."""
-    return []
+# By GPU: the buffers that no operation uses; the last copy out of one may still be in flight.
+kept_buffers: dict[int, list[KeptBuffer]] = defaultdict(list)
 
 
 def kept_buffer(runtime: seam.Runtime, device: int) -> KeptBuffer:
     """Return a buffer for an operation; its stream must wait for the event, and the host for its stream."""
     try:
-        return kept_buffers(device).pop()
+        return kept_buffers[device].pop()
     except IndexError:
         made = KeptBuffer(runtime.pinned(SMALL_BYTES), runtime.create_event(device))
         alive.append(made)
@@ -399,7 +398,7 @@ class SmallStaging(Staging):
             self._runtime.to_device(buffer, host, self.stream)
         self.unpack(self.stream)
         self._runtime.record(self._kept.emptied, self.stream)
-        kept_buffers(self._device).append(self._kept)
+        kept_buffers[self._device].append(self._kept)
 
 
 class StagedMessages(Staging):

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from ..cuda.time_limit import TimeLimit
 from ..errors import DistBackendError, on_rank
@@ -142,31 +142,20 @@ def check(code: int) -> None:
         raise NCCLError(code)
 
 
-class Library:
-    """The functions of a libnccl."""
+class Library(dict[str, Callable[..., int]]):
+    """The functions of a libnccl by name."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._functions: dict[str, Callable[..., int]] = {}
         for name, types in FUNCTIONS.items():
             if hasattr(library, name):
                 function = library[name]  # a new object: no other code sets its types
                 function.argtypes, function.restype = types, c_int
-                self._functions[name] = function
+                self[name] = function
         self._last_error = library["ncclGetLastError"]
         self._last_error.argtypes, self._last_error.restype = [c_void_p], c_char_p
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._functions
-
-    def __getitem__(self, name: str) -> Callable[..., int]:
-        """Return a function of NCCL; raise DistBackendError if this version lacks it."""
-        if name not in self._functions:
-            raise DistBackendError(f"this version of NCCL does not have {name}; install a newer one{on_rank()}")
-        return self._functions[name]
-
-    def items(self) -> Iterable[tuple[str, Any]]:
-        """Return the names and the functions that this version has."""
-        return self._functions.items()
+    def __missing__(self, name: str) -> NoReturn:
+        raise DistBackendError(f"this version of NCCL does not have {name}; install a newer one{on_rank()}")
 
     def last_error(self) -> str:
         """Return the text of the last error in this process (the function's argument is unused)."""
@@ -230,7 +219,8 @@ class NCCL:
         check(self.library["ncclMemFree"](memory))
 
     def functions_for_c(self) -> dict[str, int]:
-        return {name: ctypes.cast(function, c_void_p).value or 0 for name, function in self.library.items()}
+        functions: dict[str, Any] = self.library
+        return {name: ctypes.cast(function, c_void_p).value or 0 for name, function in functions.items()}
 
     def error(self, code: int) -> Exception:
         return NCCLError(code)

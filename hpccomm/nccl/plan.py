@@ -13,7 +13,7 @@ from .. import native
 from ..cuda.packing import Packing
 from ..cuda.seam import Communicator, Runtime
 from ..errors import DistBackendError, on_rank
-from .types import Reduction, moved
+from .types import Reduction, moved_array
 
 CALLS_PER_GROUP = 1024  # NCCL takes 2048 (its user guide, "Group Calls"), which one step may use up
 # NCCL forbids two threads to issue operations on one GPU at once, for any communicators (user guide, "Thread Safety").
@@ -54,7 +54,7 @@ class Plan(Packing):
 
     def broadcast(self, sent: Any, buffer: Any, root: int) -> None:
         """Copy `sent` of the root into `buffer` of every rank."""
-        self._call(buffer.size, self._comm.broadcast, sent.data.ptr, buffer.data.ptr, *_moved(buffer), root)
+        self._call(buffer.size, self._comm.broadcast, sent.data.ptr, buffer.data.ptr, *moved_array(buffer), root)
 
     def all_reduce(self, sent: Any, buffer: Any, reduction: Reduction) -> None:
         """Reduce `sent` of every rank into `buffer` of every rank."""
@@ -70,20 +70,20 @@ class Plan(Packing):
 
     def all_gather(self, sent: Any, buffer: Any) -> None:
         """Copy `sent` of every rank, in rank order, into `buffer` of every rank."""
-        self._call(sent.size, self._comm.all_gather, sent.data.ptr, buffer.data.ptr, *_moved(sent))
+        self._call(sent.size, self._comm.all_gather, sent.data.ptr, buffer.data.ptr, *moved_array(sent))
 
     def all_to_all(self, sent: Any, buffer: Any, ranks: int) -> None:
         """Copy the r-th part of `sent` of rank s into the s-th part of `buffer` of rank r."""
-        count, datatype = _moved(sent)
+        count, datatype = moved_array(sent)
         self._call(count, self._comm.all_to_all, sent.data.ptr, buffer.data.ptr, count // ranks, datatype)
 
     def send(self, sent: Any, peer: int) -> None:
         """Send an array to a rank, unless it is empty."""
-        self._call(sent.size, self._comm.send, sent.data.ptr, *_moved(sent), peer)
+        self._call(sent.size, self._comm.send, sent.data.ptr, *moved_array(sent), peer)
 
     def recv(self, buffer: Any, peer: int) -> None:
         """Receive an array from a rank, unless it is empty."""
-        self._call(buffer.size, self._comm.recv, buffer.data.ptr, *_moved(buffer), peer)
+        self._call(buffer.size, self._comm.recv, buffer.data.ptr, *moved_array(buffer), peer)
 
     def do(self, function: Callable[..., None], *arguments: Any) -> None:
         """Add a call of a function that is not NCCL's; its last argument is the stream."""
@@ -130,9 +130,3 @@ def refuse_capture(runtime: Runtime, stream: int, what: str) -> None:
             f"operations on contiguous arrays, or persistent ones (all_reduce_init, ...), or take it out of the graph"
             f"{on_rank()}"
         )
-
-
-def _moved(array: Any) -> tuple[int, int]:
-    """Return NCCL's count and datatype of an array."""
-    datatype, width = moved(array.dtype)
-    return array.size * width, datatype

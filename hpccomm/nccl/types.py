@@ -55,6 +55,12 @@ def moved(dtype: Any) -> tuple[int, int]:
     return row
 
 
+def moved_array(array: Any) -> tuple[int, int]:
+    """Return NCCL's count and datatype to move an array."""
+    datatype, width = moved(array.dtype)
+    return array.size * width, datatype
+
+
 def reduced(operation: str, dtype: Any, op: ReduceOp) -> Reduction:
     """Return NCCL's reduction for arrays of `dtype` with `op`; TypeError or UnsupportedOperationError without one."""
     known = known_reductions.get((dtype, op))

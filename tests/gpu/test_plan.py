@@ -35,7 +35,7 @@ def message(size: int) -> Any:
 @pytest.fixture
 def nccl(monkeypatch: pytest.MonkeyPatch) -> Groups:
     monkeypatch.setattr(plan, "CALLS_PER_GROUP", 4)
-    monkeypatch.setattr(plan, "_moved", lambda array: (array.size, 0))
+    monkeypatch.setattr(plan, "moved_array", lambda array: (array.size, 0))
     return Groups()
 
 

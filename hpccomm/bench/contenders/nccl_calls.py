@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import hpccomm as hc
 
-from ...nccl.types import moved, reduced
+from ...nccl.types import moved_array, reduced
 from .. import gpu
 from ..registry import Arrays, Case
 from .contender import Call, Contender, Method, Unsupported
@@ -65,10 +65,10 @@ class RawNCCL(Contender):
         """Do nothing."""
 
     def sender(self, array: Any, peer: int, async_op: bool) -> Call:
-        return partial(self._raw.send, array.data.ptr, *_moved(array), peer, gpu.current_stream())
+        return partial(self._raw.send, array.data.ptr, *moved_array(array), peer, gpu.current_stream())
 
     def receiver(self, array: Any, peer: int, async_op: bool) -> Call:
-        return partial(self._raw.recv, array.data.ptr, *_moved(array), peer, gpu.current_stream())
+        return partial(self._raw.recv, array.data.ptr, *moved_array(array), peer, gpu.current_stream())
 
     def all_reduce(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
         pointer, how = arrays.receive.data.ptr, _reduced(case, arrays.receive)
@@ -79,12 +79,12 @@ class RawNCCL(Contender):
         return partial(self._raw.reduce, pointer, pointer, *how, case.root, gpu.current_stream())
 
     def broadcast(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        pointer, how = arrays.receive.data.ptr, _moved(arrays.receive)
+        pointer, how = arrays.receive.data.ptr, moved_array(arrays.receive)
         return partial(self._raw.broadcast, pointer, pointer, *how, case.root, gpu.current_stream())
 
     def all_gather_single(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
         send, receive = arrays.send.data.ptr, arrays.receive.data.ptr
-        return partial(self._raw.allGather, send, receive, *_moved(arrays.send), gpu.current_stream())
+        return partial(self._raw.allGather, send, receive, *moved_array(arrays.send), gpu.current_stream())
 
     def reduce_scatter_single(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
         send, receive = arrays.send.data.ptr, arrays.receive.data.ptr
@@ -99,7 +99,7 @@ class RawNCCL(Contender):
 
     def all_gather(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
         """Return a call of a group of ncclBroadcast, because the results are not contiguous."""
-        send, how, stream = arrays.send.data.ptr, _moved(arrays.send), gpu.current_stream()
+        send, how, stream = arrays.send.data.ptr, moved_array(arrays.send), gpu.current_stream()
         outputs = enumerate(arrays.receive)
         return self.together([partial(self._raw.broadcast, send, to.data.ptr, *how, r, stream) for r, to in outputs])
 
@@ -127,13 +127,6 @@ class RawNCCL(Contender):
         return call
 
 
-def _moved(array: Any) -> tuple[int, int]:
-    """Return NCCL's count and datatype for moving an array."""
-    datatype, width = moved(array.dtype)
-    return array.size * width, datatype
-
-
 def _reduced(case: Case, array: Any) -> tuple[int, int, int]:
     """Return NCCL's count, datatype and operation for reducing an array."""
-    how = reduced("the benchmark", array.dtype, getattr(hc.ReduceOp, case.op.upper()))
-    return array.size * how.width, how.datatype, how.op
+    return reduced("the benchmark", array.dtype, getattr(hc.ReduceOp, case.op.upper())).of(array)
