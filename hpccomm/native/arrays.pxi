@@ -28,6 +28,11 @@ cdef inline Handle type_of(Array* array) noexcept nogil:
     return mpi.datatypes[PyArray_TYPE(array)] if PyArray_TYPE(array) < TYPES else 0
 
 
+cdef inline uint64_t kind_of(Array* array) noexcept nogil:
+    """Return the kind and itemsize of an array's values, which ranks compare; 0 if its dtype is not in the table."""
+    return mpi.kinds[PyArray_TYPE(array)] if PyArray_TYPE(array) < TYPES else 0
+
+
 cdef inline int column_of(Array* array) noexcept:
     """Return the column of an array's dtype in the tables; TYPES if it has none."""
     cdef int number = PyArray_TYPE(array)

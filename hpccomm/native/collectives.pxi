@@ -14,16 +14,19 @@ cdef class Collectives(Trials):
         cdef int source = PyLong_AsLong(root)
         self.notes(BROADCAST, PyArray_TYPE(x), PyArray_NBYTES(x), NOBODY, source)
         return self.ends(
-            self.broadcast_memory(<char*>PyArray_DATA(x), count_of(x), PyArray_NBYTES(x), type_of(x), source), "broadcast")
+            self.broadcast_memory(<char*>PyArray_DATA(x), count_of(x), PyArray_NBYTES(x), type_of(x), kind_of(x), source),
+            "broadcast")
 
     def node_broadcast(self, array, int root):
         """Do a broadcast of an array prepared for MPI in memory of the node, or return False."""
         cdef Array* x = without_gaps(array)
         cdef Handle datatype = type_of(x) if PyArray_NBYTES(x) <= LARGEST_TRIED else 0
         return self.has_ended(
-            self.broadcast_memory(<char*>PyArray_DATA(x), count_of(x), PyArray_NBYTES(x), datatype, root), "broadcast")
+            self.broadcast_memory(<char*>PyArray_DATA(x), count_of(x), PyArray_NBYTES(x), datatype, kind_of(x), root),
+            "broadcast")
 
-    cdef int broadcast_memory(self, char* data, int count, Py_ssize_t nbytes, Handle datatype, int root) except? -9:
+    cdef int broadcast_memory(self, char* data, int count, Py_ssize_t nbytes, Handle datatype, uint64_t kind,
+                              int root) except? -9:
         """Broadcast `nbytes` bytes, which are `count` values (datatype 0: not by MPI); return 0 or an error code."""
         cdef bint in_node
         if self.is_alone:
@@ -33,7 +36,7 @@ cdef class Collectives(Trials):
             return code
         with nogil:
             if in_node:
-                code = node_broadcast(&self.node, call_of(BROADCAST, root, 0), root, data, nbytes)
+                code = node_broadcast(&self.node, call_of(BROADCAST, root, kind), root, data, nbytes)
             else:
                 code = mpi.bcast(data, count, datatype, root, self.comm)
         return self.has_taken(in_node, code)
@@ -174,7 +177,7 @@ cdef class Collectives(Trials):
         self.notes(ALL_GATHER, PyArray_TYPE(x), PyArray_NBYTES(y) + PyArray_NBYTES(x), NOBODY, NOBODY)
         return self.ends(
             self.all_gather_memory(<char*>PyArray_DATA(y), <char*>PyArray_DATA(x), count_of(x), PyArray_NBYTES(x),
-                                   type_of(x)), "all_gather_single")
+                                   type_of(x), kind_of(x)), "all_gather_single")
 
     def node_all_gather(self, output, array):
         """Like node_broadcast, for an all_gather_single of arrays that share no memory."""
@@ -182,9 +185,10 @@ cdef class Collectives(Trials):
         cdef Array* x = without_gaps(array)
         return self.is_in_node(PyArray_NBYTES(y)) and self.has_ended(
             self.all_gather_memory(<char*>PyArray_DATA(y), <char*>PyArray_DATA(x), count_of(x), PyArray_NBYTES(x),
-                                   type_of(x)), "all_gather_single")
+                                   type_of(x), kind_of(x)), "all_gather_single")
 
-    cdef int all_gather_memory(self, char* y, char* x, int count, Py_ssize_t nbytes, Handle datatype) except? -9:
+    cdef int all_gather_memory(self, char* y, char* x, int count, Py_ssize_t nbytes, Handle datatype,
+                               uint64_t kind) except? -9:
         """Like broadcast_memory, for `nbytes` bytes from each rank."""
         if self.is_alone:
             copy_bytes(y, x, nbytes)
@@ -195,7 +199,7 @@ cdef class Collectives(Trials):
             return code
         with nogil:
             if in_node:
-                code = node_all_gather(&self.node, call_of(ALL_GATHER, 0, 0), y, x, nbytes)
+                code = node_all_gather(&self.node, call_of(ALL_GATHER, 0, kind), y, x, nbytes)
             else:
                 code = mpi.allgather(x, count, datatype, y, count, datatype, self.comm)
         return self.has_taken(in_node, code)
@@ -276,7 +280,7 @@ cdef class Collectives(Trials):
                 self.sent[i] = <char*>PyArray_DATA(x) + i * nbytes
                 self.received[i] = <char*>PyArray_DATA(y) + i * nbytes
                 self.sent_bytes[i] = self.received_bytes[i] = nbytes
-            code = self.move(ALL_TO_ALL_SINGLE, self.size, self.size, 0, max(nbytes, 1))
+            code = self.move(ALL_TO_ALL_SINGLE, self.size, self.size, 0, max(nbytes, 1), kind_of(x))
         else:
             part = count_of(x) // self.size
             with nogil:

@@ -226,9 +226,11 @@ cdef class Lists(Collectives):
                     pack(inputs, first, i, data, rows_in, part, True)
                 if communicates:
                     if broadcasts:
-                        code = self.broadcast_memory(data, total // itemsize, total, mpi.datatypes[number], root)
+                        code = self.broadcast_memory(
+                            data, total // itemsize, total, mpi.datatypes[number], mpi.kinds[number], root)
                     elif what == ALL_GATHER_COALESCED:
-                        code = self.all_gather_memory(out, data, part // itemsize, part, mpi.datatypes[number])
+                        code = self.all_gather_memory(
+                            out, data, part // itemsize, part, mpi.datatypes[number], mpi.kinds[number])
                     else:
                         code = self.reduce_scatter_memory(out, data, part // itemsize, number, itemsize, place)
                     if code == 0 and not has_root:

@@ -73,7 +73,7 @@ typedef struct {
     uint64_t number, settled;  /* the last operation; the last that all ranks are known to have begun */
     int (*progress)(void *);   /* called while waiting, for MPI's progress; returns 0 or MPI's error code */
     void *context;
-    int differing; /* the rank whose call differs */
+    int differing; /* the rank whose call differs; -1 - rank: whose call of the operation before did */
     Ways ways;
     size_t at, room, largest; /* of parts: this round's first byte and most bytes, the largest part; see node_begin */
 } Node;
@@ -228,6 +228,17 @@ static inline int node_calls(Node *n, int rank, uint64_t call)
     return other->number[n->number & 1] == n->number && other->call[n->number & 1] == call;
 }
 
+#define NODE_REFUSED UINT64_MAX /* the call of a rank that takes no part, because calls of the operation before differ */
+
+/* Whether a rank's call of operation `number`, shown in its flags, was another one. */
+static inline int node_differed(Node *n, int rank, uint64_t number)
+{
+    const Flags *mine = &n->flags[n->rank], *other = &n->flags[rank];
+    int set = number & 1;
+    return mine->number[set] == number && other->number[set] == number && mine->call[set] != other->call[set]
+        && mine->call[set] != NODE_REFUSED && other->call[set] != NODE_REFUSED;
+}
+
 static inline int node_differs(Node *n, int rank)
 {
     int set = n->number & 1;
@@ -291,18 +302,26 @@ static inline int node_meet(Node *n)
 }
 
 /* Take the next number, and wait until its set, of SETS, or its cell, of CELLS, is free: the operation `sets` before it
- * has ended on all ranks. A rank that must wait for a cell waits until half of them are free. */
+ * has ended on all ranks. A rank that must wait for a cell waits until half of them are free. A broadcast's root has not
+ * seen the others' calls: with SETS all ranks compare those of the operation before, and all get the same error. */
 static inline int node_next(Node *n, uint64_t sets)
 {
-    int code;
-    if (n->settled + sets <= ++n->number) {
-        uint64_t begun = n->number > sets / 2 ? n->number - sets / 2 : 0;
-        for (int rank = 0; rank < n->ranks; rank++)
-            if ((code = node_wait(n, &n->flags[rank].begun, begun)))
-                return code;
-        n->settled = begun;
+    int code, differs = 0;
+    uint64_t before = n->number++, begun = n->number > sets / 2 ? n->number - sets / 2 : 0;
+    if (n->settled + sets > n->number)
+        return 0;
+    for (int rank = 0; rank < n->ranks; rank++) {
+        if ((code = node_wait(n, &n->flags[rank].begun, begun)))
+            return code;
+        if (begun == before && node_differed(n, rank, before)) {
+            differs = NODE_DIFFERS;
+            n->differing = -1 - rank;
+        }
     }
-    return 0;
+    n->settled = begun;
+    if (differs)
+        node_show(n, NODE_REFUSED, 0, 1);
+    return differs;
 }
 
 #endif

@@ -330,8 +330,8 @@ static inline int node_take_reduced(Node *n, const Fold *fold, int ranks, size_t
     return 0;
 }
 
-/* The root does not wait: it is at most one operation ahead, and does not notice ranks whose calls differ. In rounds it
- * meets them first: otherwise it would take more numbers than they do. */
+/* The root does not wait: it is at most one operation ahead, and notices in its next operation (node_next) if calls
+ * differ. In rounds it meets the others first: otherwise it would take more numbers than they do. */
 static inline int node_broadcast(Node *n, uint64_t call, int root, char *x, size_t bytes)
 {
     size_t at = 0;

@@ -152,7 +152,7 @@ cdef class InNode(Path):
         """Whether a reduction of `nbytes` bytes of dtype `number` uses memory of the node."""
         return place >= 0 and number < TYPES and mpi.folds[place][number] != NULL and self.reduces_in_node(nbytes)
 
-    cdef int move(self, int what, int n_sent, int n_received, int root, size_t largest):
+    cdef int move(self, int what, int n_sent, int n_received, int root, size_t largest, uint64_t kind=0):
         """Move the parts in `sent` to the places in `received`; `largest`: see node_begin."""
         cdef int first = root if what == SCATTER else 0
         cdef int part = 0 if what == ALL_GATHER_LIST or what == GATHER else self.rank
@@ -164,7 +164,7 @@ cdef class InNode(Path):
         elif what != ALL_GATHER_LIST:  # no other rank takes it
             self.sent_bytes[part] = 0
             parts -= what == ALL_TO_ALL_SINGLE
-        return self.rounds(call_of(what, root, 0), n_sent, parts, n_received, first, part, NULL, largest, own)
+        return self.rounds(call_of(what, root, kind), n_sent, parts, n_received, first, part, NULL, largest, own)
 
     cdef int reduce_array(self, int what, Array* x, int place, int root, int ranks):
         """Reduce the arrays of ranks 0 to `ranks` - 1 into `x`, unless `ranks` is 0."""

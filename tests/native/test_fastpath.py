@@ -165,6 +165,29 @@ def test_ranks_that_do_not_make_the_same_call_all_hear_of_it_and_go_on(group: An
     assert (array == group.size).all()
 
 
+@needs_extension
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("what", ["root", "dtype"])
+def test_all_ranks_hear_in_the_next_collective_of_a_broadcast_that_differs(group: Any, what: str) -> None:
+    odd = group.rank == group.size - 1  # the others' root waits for no rank
+    array = np.ones(300, np.int64 if odd and what == "dtype" else np.float64)
+    with contextlib.suppress(hc.DistBackendError):
+        hc.broadcast(array, group=group, group_src=group.rank if odd and what == "root" else 0)
+    with pytest.raises(hc.DistBackendError, match=r"rank \d of the group called .*, in the collective before this one"):
+        hc.barrier(group)
+    hc.all_reduce(np.ones(3), group=group)
+
+
+@needs_extension
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("name", ["all_gather_single", "all_to_all_single"])
+def test_ranks_compare_dtypes_of_values_that_they_do_not_reduce(group: Any, name: str) -> None:
+    dtype = np.int64 if group.rank == 0 else np.float64
+    x, y = np.ones(group.size, dtype), np.zeros(group.size * (group.size if name == "all_gather_single" else 1), dtype)
+    with pytest.raises(hc.DistBackendError, match=r"rank \d of the group calls another operation"):
+        getattr(hc, name)(y, x, group=group)
+
+
 def test_long_and_long_long_are_one_dtype(group: Any) -> None:
     array = np.ones(5, np.longlong if group.rank else np.int64)
     hc.all_reduce(array, group=group)
