@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ..errors import on_rank
 from .arrays import BUILT_IN_DEVICES, known_devices
@@ -26,32 +26,21 @@ class Made(Protocol):
 Creator = Callable[..., Made]
 
 
-class Registered:
+class Registered(NamedTuple):
     """One row of the registry."""
 
-    def __init__(
-        self,
-        creator: Creator | str,  # a function, or a "module:name", imported on demand
-        devices: tuple[str, ...],
-        extended_api: bool,
-        needs: str | None = None,  # a "module:function" that raises ImportError if a package is missing
-        uses_store: bool = True,  # whether to open the group's store for it
-        connects: bool = False,  # whether its creation connects all ranks, so it must be made with its group
-    ) -> None:
-        self.creator = creator
-        self.devices = devices
-        self.extended_api = extended_api
-        self.needs = needs
-        self.uses_store = uses_store
-        self.connects = connects
+    creator: Creator | str  # a function, or a "module:name", imported on demand
+    devices: tuple[str, ...]
+    extended_api: bool
+    needs: str | None = None  # a "module:function" that raises ImportError if a package is missing
+    uses_store: bool = True  # whether to open the group's store for it
+    connects: bool = False  # whether its creation connects all ranks, so it must be made with its group
 
     def load(self) -> Creator:
         """Import and return the creator; ImportError names the missing package."""
         if self.needs is not None:
             late(self.needs)()
-        if isinstance(self.creator, str):
-            self.creator = late(self.creator)
-        return self.creator  # type: ignore[return-value]
+        return late(self.creator) if isinstance(self.creator, str) else self.creator
 
 
 REGISTRY: dict[str, Registered] = {
