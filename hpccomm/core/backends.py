@@ -39,7 +39,7 @@ class LazyBackends(dict[str, Backend]):
 class Destroyed(dict[str, Backend]):
     """The backends of a destroyed group."""
 
-    def __init__(self, group: ProcessGroup, refusal: str = "has been destroyed; make another one") -> None:
+    def __init__(self, group: ProcessGroup, refusal: str) -> None:
         self._name, self._refusal = group.name, refusal
 
     @property

@@ -367,9 +367,9 @@ class Dispatcher:
             persistent.leave_to_the_parent(error)
         self.in_flight.clear()
 
-    def close(self, refusal: str = "") -> None:
+    def close(self, refusal: str = "has been destroyed; make another one") -> None:
         """Refuse all operations from now on."""
-        self.backends = Destroyed(self.group, refusal) if refusal else Destroyed(self.group)
+        self.backends = Destroyed(self.group, refusal)
         self.choose_fast_path()
 
 

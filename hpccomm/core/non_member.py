@@ -8,8 +8,9 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from ..errors import NonMemberWarning, on_rank
@@ -54,6 +55,7 @@ class NonMember:
     comm = None
     is_destroyed = False
     sequence_number = message_number = 0
+    group_ranks: Mapping[int, int] = MappingProxyType({})  # empty, because this rank can't send to members
     description = ""
     timeout: timedelta = DEFAULT_TIMEOUT
     all_to_all_sparse = Renamed("exchange_sparse")
@@ -61,25 +63,15 @@ class NonMember:
     def __init__(self, ranks: Sequence[int] = (), name: str = "", config: BackendConfig | None = None) -> None:
         self.ranks = tuple(ranks)
         self.name = name
-        self._config = config
+        self.config = config or BackendConfig()
         self._has_warned = False
 
-    @property
-    def config(self) -> BackendConfig:
-        """The backends of the group's devices."""
-        return self._config or BackendConfig()
-
-    @property
-    def group_ranks(self) -> dict[int, int]:
-        """The group ranks by global rank; empty, because this rank can't send to members."""
-        return {}
-
-    def warn(self, operation: str, stacklevel: int = 3) -> None:
+    def warn(self, operation: str) -> None:
         """Warn, once per group, that `operation` does nothing on this rank."""
         if not self._has_warned:
             self._has_warned = True
             message = f"{operation}: this rank is not in {self!r}; nothing is done{on_rank()}"
-            warnings.warn(message, NonMemberWarning, stacklevel=stacklevel + 1)
+            warnings.warn(message, NonMemberWarning, stacklevel=4)
 
     def group_rank(self, global_rank: int) -> int:
         """Return the group rank of a global rank; ValueError if it is not a member."""

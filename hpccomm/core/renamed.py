@@ -12,10 +12,10 @@ from ..errors import HpccommDeprecationWarning
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def warn(old: str, new: str, stacklevel: int = 3) -> None:
-    """Warn that `old` is deprecated; `stacklevel` is as in ``warnings.warn``, by default the caller's caller."""
+def warn(old: str, new: str) -> None:
+    """Warn the caller's caller that `old` is deprecated."""
     text = f"{old} is deprecated, and the next version will not have it; use {new}"
-    warnings.warn(text, HpccommDeprecationWarning, stacklevel)
+    warnings.warn(text, HpccommDeprecationWarning, stacklevel=3)
 
 
 class Renamed:

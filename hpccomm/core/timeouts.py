@@ -38,11 +38,11 @@ def keeps_time(function: F) -> F:
     return function
 
 
-def pauses(longest: float = 1e-3) -> Iterator[float]:
-    """Yield the seconds to `pause` between polls: 200 times 0, then a microsecond more each time, up to `longest`."""
+def pauses() -> Iterator[float]:
+    """Yield the seconds to `pause` between polls: 200 times 0, then a microsecond more each time, up to 1 ms."""
     yield from repeat(0.0, 200)
-    yield from (k * 1e-6 for k in range(1, round(longest * 1e6)))
-    yield from repeat(longest)
+    yield from (k * 1e-6 for k in range(1, 1000))
+    yield from repeat(1e-3)
 
 
 def pause(seconds: float) -> None:
