@@ -20,7 +20,7 @@ from ..core.options import fields_of
 from ..errors import DistError, TooFewSparesError, UnsupportedOperationError, on_rank
 from ..job import failures, mpi_library
 from .groups import checked_ranks, count_names_anew, create_group, usable
-from .world import connect, current_world, is_initialized, member, member_of, replace_world
+from .world import connect, current_world, is_initialized, member, member_of, set_world
 
 
 @c10d_names("shrink_flags", only_none=("pg_options",))
@@ -99,7 +99,7 @@ def shrink_group(
         _check_that_all_call("shrink_group", old)
     new = _of_survivors(old)
     if is_world:
-        replace_world(new)
+        set_world(new)
     with failures.translating("shrink_group", new.comm):
         connect(new)
     return new
@@ -177,7 +177,7 @@ def replace_failed(group: ProcessGroup | None = None) -> ProcessGroup:
     _abandon(old, reserve.replaced, "replaced", "replace_failed")
     old.successor, failures.reserves[new] = new, reserve
     count_names_anew()
-    replace_world(new)
+    set_world(new)
     with failures.translating("replace_failed", new.comm):
         connect(new)
     return new
@@ -279,7 +279,7 @@ def _without(old: ProcessGroup, excluded: list[int]) -> ProcessGroup:
     with failures.translating("shrink_group", comm):
         new = make_group(**{**fields_of(old), **fields, "place": old.place.without_the_dead(comm, nodes)})
     old.on_destroy, new.shrunk_from = None, old
-    replace_world(new)
+    set_world(new)
     connect(new)
     return new
 

@@ -46,8 +46,12 @@ def wait_all(works: Sequence[Work | None], timeout: timedelta | float | None = N
     >>> x  # on rank 2: array([10.])
     array([0.])
     """
-    if timeout is None and fastpath is not None and (fastpath.wait_all(works) or _waited_in_parts(works)):
-        return
+    if timeout is None and fastpath is not None:
+        if fastpath.wait_all(works):
+            return
+        parts = range(0, len(works), WAITED_AT_ONCE)
+        if len(parts) > 1 and all(fastpath.wait_all(works[i : i + WAITED_AT_ONCE]) for i in parts):
+            return
     deadline = None if timeout is None else time.monotonic() + time_to_wait("wait_all", timeout)
     errors: list[Exception] = []
     for work in works:
@@ -62,13 +66,6 @@ def wait_all(works: Sequence[Work | None], timeout: timedelta | float | None = N
                 errors.append(error)
     if errors:
         raise errors[0]
-
-
-def _waited_in_parts(works: Sequence[Work | None]) -> bool:
-    """Wait for more Works than the compiled extension accepts at once; return False if Work.wait has to do it."""
-    if fastpath is None or len(works) <= WAITED_AT_ONCE:
-        return False
-    return all(fastpath.wait_all(works[i : i + WAITED_AT_ONCE]) for i in range(0, len(works), WAITED_AT_ONCE))
 
 
 def wait_any(works: Sequence[Work | None], timeout: timedelta | float | None = None) -> int:

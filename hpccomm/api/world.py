@@ -227,7 +227,7 @@ def init_process_group(
     >>> hc.is_initialized()
     False
     """
-    global _world, _peer_failures
+    global _peer_failures
     if on_peer_failure is not None and not callable(on_peer_failure):
         raise TypeError(f"init_process_group: on_peer_failure is {on_peer_failure!r}; expected a function, or None")
     if _world is not None:
@@ -272,9 +272,7 @@ def init_process_group(
         fields = mpi_library.membership(comm)
         fields["comm"].Set_name("hpccomm world")
         world = make(fields, method)
-    world.on_destroy = _forget
-    _world = world
-    errors.set_rank(world.rank)
+    set_world(world)
     if on_peer_failure is not None:
         local: dict[int | None, int] = {rank: pid for rank, pid in world.processes.items() if pid != os.getpid()}
         from ..job.peer_failure import PeerFailures
@@ -388,8 +386,8 @@ def _forget(world: ProcessGroup) -> None:
         larger = larger.shrunk_from
 
 
-def replace_world(world: ProcessGroup) -> None:
-    """Make another group the world; its ranks become the global ranks."""
+def set_world(world: ProcessGroup) -> None:
+    """Make a group the world; its ranks become the global ranks."""
     global _world
     world.on_destroy = _forget
     _world = world

@@ -153,13 +153,6 @@ def alike(operation: str, names: str, device: str, array: Any, other_device: str
         raise TypeError(f"{operation}: {names} are {array.dtype} and {other.dtype}; expected the same dtype{on_rank()}")
 
 
-def pairs_fit(large: list[Any], small: list[Any], ranks: int) -> bool:
-    """Return True if each array of `large` has the dtype, and `ranks` times the size, of its partner in `small`."""
-    return list(map(_dtype, large)) == list(map(_dtype, small)) and all(
-        map(eq, map(_size, large), map(mul, map(_size, small), repeat(ranks)))
-    )
-
-
 def multiple(operation: str, large_name: str, large: Any, small_name: str, small: Any, ranks: int) -> None:
     """Raise unless `large` has `ranks` times the elements of `small`."""
     if large.size != ranks * small.size:
@@ -189,7 +182,11 @@ def pairs(
             f"expected pairs{on_rank()}"
         )
     large, small = (outputs, inputs) if is_output_larger else (inputs, outputs)
-    if device == other_device == "cpu" and pairs_fit(large, small, ranks):
+    if (
+        device == other_device == "cpu"
+        and list(map(_dtype, large)) == list(map(_dtype, small))
+        and all(map(eq, map(_size, large), map(mul, map(_size, small), repeat(ranks))))
+    ):  # the ordinary case, all at once
         return
     for i, (output, array) in enumerate(zip(outputs, inputs, strict=True)):
         first, second = f"{outputs_name}[{i}]", f"{inputs_name}[{i}]"

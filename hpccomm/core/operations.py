@@ -285,8 +285,8 @@ class Operations(GeneratedOperations):
 
     def empty_shared(self, shape: int | tuple[int, ...], dtype: Any = float) -> np.ndarray:
         """See :func:`hpccomm.empty_shared`."""
-        wish = calls.new_array("empty_shared", shape, dtype)
-        return self._step("empty_shared", "cpu", *wish)  # type: ignore[no-any-return]
+        array: np.ndarray = self._step("empty_shared", "cpu", *calls.new_array("empty_shared", shape, dtype))
+        return array
 
     def empty_symmetric(self, shape: int | tuple[int, ...], dtype: Any = float) -> Any:
         """See :func:`hpccomm.empty_symmetric`."""
