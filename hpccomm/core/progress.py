@@ -31,19 +31,18 @@ _stopping = False
 
 def drive(work: Work) -> None:
     """Complete `work` in the background."""
-    global _thread, _news
+    global _thread
     work.is_driven = True
     if threading.current_thread().name == NAME:  # begun by a callback, which may wait for it
         threading.Thread(target=_drive_alone, args=(work,), name=NAME, daemon=True).start()
         return
     with _wake:
         _queues.setdefault(_queue_of(work), deque()).append(work)
-        _news = True
         if _thread is None:
             _thread = threading.Thread(target=_run, name=NAME, daemon=True)
             _thread.start()
             atexit.register(_stop)  # runs before MPI_Finalize, which mpi4py calls after Python's exit functions
-        _wake.notify()
+        look_now()
 
 
 def is_ahead_of(work: Work) -> bool:
@@ -57,7 +56,7 @@ def _queue_of(work: Work) -> Hashable:
 
 
 def look_now() -> None:
-    """Make the thread poll at once: a transport has noticed that a Work has ended."""
+    """Make the thread poll at once: there is a new Work, or a transport has noticed that a Work has ended."""
     global _news
     with _wake:
         _news = True

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from .future import Future, WorkFuture
     from .hooks import Operation
 
+    Finish = TypeVar("Finish", bound=Callable[[], None] | None)
+
 
 class WorkStatus(enum.Enum):
     """The state of a Work: IN_FLIGHT, COMPLETED, FAILED or ABORTED.
@@ -132,6 +134,8 @@ class Work:
     op_type: str = property(attrgetter("info.op_type"))  # type: ignore[assignment]  # C functions: no Python frame
     sequence_number: int = property(attrgetter("info.number"))  # type: ignore[assignment]
     group: Any = property(attrgetter("info.dispatcher.group"))  # a ProcessGroup, or None
+    # whether it has ended and the hooks, which may still replace its error, have been called
+    is_notified: bool = property(attrgetter("_notified"))  # type: ignore[assignment]
     _status = IN_FLIGHT
     _finish: Callable[[], None] | None = None  # the last steps after the transport is done: unpack, divide ...
     _busy = False  # whether a thread is in `_advance`
@@ -240,11 +244,6 @@ class Work:
     def waits_on_stream(self) -> bool:
         """True if `wait` makes a GPU stream wait, not the host."""
         return False
-
-    @property
-    def is_notified(self) -> bool:
-        """True if it has ended and the hooks, which may still replace its error, have been called."""
-        return self._notified
 
     def is_success(self) -> bool:
         """Return True if the operation has completed without an error; do not block."""
@@ -505,11 +504,7 @@ class InPlace(partial[Any]):
     """A last step in C that must not be repeated: AVG's division of an array by the number of ranks."""
 
 
-@overload
-def repeatable(finish: None) -> None: ...
-@overload
-def repeatable(finish: Callable[[], None]) -> Callable[[], None]: ...
-def repeatable(finish: Callable[[], None] | None) -> Callable[[], None] | None:
+def repeatable(finish: Finish) -> Finish | Once:
     """Return `finish` as a function that may be called again after a signal handler has interrupted it."""
     return Once(finish) if isinstance(finish, InPlace) else finish
 
