@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -43,17 +43,11 @@ def is_in_place(message: Any) -> bool:
     return message is None or message is MPI.IN_PLACE
 
 
-class Buffer(NamedTuple):
-    """A buffer: its array, and the counts and displacements as given (None if omitted)."""
+def buffer(where: str, message: Any, takes_lists: bool = False) -> tuple[str, Any, Any, Any]:
+    """Return a buffer's device, its array, and the counts and displacements as given (None if omitted).
 
-    device: str
-    array: Any
-    counts: Any
-    displs: Any
-
-
-def buffer(where: str, message: Any, takes_lists: bool = False) -> Buffer:
-    """Split a buffer argument; `where` is "call: argument", `takes_lists` is True for calls like ``Allgatherv``."""
+    `where` is "call: argument"; `takes_lists` is True for calls like ``Allgatherv``.
+    """
     counts = displs = datatype = None
     array = message
     if isinstance(message, list | tuple):
@@ -67,7 +61,7 @@ def buffer(where: str, message: Any, takes_lists: bool = False) -> Buffer:
         counts, displs = (*rest, None, None)[:2]
     call, argument = where.split(": ")
     device, view = locate(call, argument, array)
-    return Buffer(device, view if datatype is None else _typed(where, view, datatype), counts, displs)
+    return device, view if datatype is None else _typed(where, view, datatype), counts, displs
 
 
 def whole(where: str, message: Any) -> tuple[str, Any]:
