@@ -84,7 +84,7 @@ class Comm(_Base):
     messages: Messages  # collected messages that have not begun
     collects: bool  # True over NCCL; over MPI, messages begin at once
     accelerates = False
-    _options: tuple[Any, ...] = ()
+    _options: dict[str, Any]  # for the groups of communicators that are made of it
     _is_ours = False  # whether `Free` destroys the group
 
     def __new__(
@@ -106,16 +106,16 @@ class Comm(_Base):
         make: Any = base.__new__
         self: Comm = make(_class_on(cls, base), own)
         self.accelerates = accelerate
-        self._options = config, timeout, name
-        self._is_ours = not isinstance(comm, ProcessGroup)
+        self._options = {"config": config, "timeout": timeout}
         install()
         if isinstance(comm, ProcessGroup):
             group = comm
         else:
-            group = ProcessGroup.from_comm(own, config=config, timeout=timeout, name=name or own.Get_name())
+            group = ProcessGroup.from_comm(own, name=name or own.Get_name(), **self._options)
+            self._is_ours = True
         self._group = group
         self.messages = Messages(group)
-        self.collects = any(transport == "nccl" for transport in group.config.device_map.values())
+        self.collects = "nccl" in group.config.device_map.values()
         return self
 
     @property
@@ -254,12 +254,12 @@ def _refused(name: str) -> Callable[..., Any]:
 
 def _making(name: str) -> Callable[..., Any]:
     def call(self: Comm, *arguments: Any, **named: Any) -> Any:
+        backends = self.process_group.dispatcher.backends
         made = getattr(super(Comm, self), name)(*arguments, **named)
         if made == MPI.COMM_NULL or not isinstance(made, MPI.Intracomm):
             return made
-        config, timeout, _ = self._options
-        new = Comm(made, accelerate=self.accelerates, config=config, timeout=timeout)
-        if "cuda" in (backends := self.process_group.dispatcher.backends):  # a message needs a connection to begin
+        new = Comm(made, accelerate=self.accelerates, **self._options)
+        if "cuda" in backends:  # a message needs a connection to begin
             new.process_group.device_id = backends["cuda"].connected_on()
             connect(new.process_group)
         return new

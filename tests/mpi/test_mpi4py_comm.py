@@ -138,6 +138,8 @@ def test_what_is_made_of_it(comm: Any) -> None:
     request.Wait()
     with pytest.raises(Exception, match=r"process_group: mpi4py made this communicator \(Idup\)"):
         _ = other.process_group
+    with pytest.raises(Exception, match="process_group: mpi4py made this communicator"):
+        other.Dup()
     again = hm.Comm(other)
     again.Free()
 
