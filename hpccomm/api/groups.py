@@ -170,10 +170,7 @@ def _on_communicator(
     if not isinstance(comm, mpi.Intracomm):
         raise TypeError(f"new_group: comm is {comm!r}; expected an mpi4py intracommunicator{on_rank()}")
     usable("new_group", world)
-    theirs, ours = comm.Get_group(), world.comm.Get_group()
-    members = mpi.Group.Translate_ranks(theirs, None, ours)
-    theirs.Free()
-    ours.Free()
+    members = failures.ranks_in(world.comm, comm)
     if mpi.UNDEFINED in members:
         raise ValueError(f"new_group: rank {members.index(mpi.UNDEFINED)} of comm is not in the world group{on_rank()}")
     with failures.translating("new_group", world.comm):

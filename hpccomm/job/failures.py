@@ -222,7 +222,7 @@ def shrink(comm: Any) -> tuple[Any, list[int]]:
         new, spare = _shrunk(new), None  # another rank has died meanwhile
     watch(new, None)
     keep_spare(new, spare)
-    return new, _ranks_in(comm, new)
+    return new, ranks_in(comm, new)
 
 
 def survivors_of(comm: Any) -> tuple[Any, list[int]]:
@@ -231,7 +231,7 @@ def survivors_of(comm: Any) -> tuple[Any, list[int]]:
 
     new = _shrunk(comm)
     new.Set_errhandler(MPI.ERRORS_RETURN)
-    return new, _ranks_in(comm, new)
+    return new, ranks_in(comm, new)
 
 
 def dead_in(comm: Any) -> frozenset[int]:
@@ -246,7 +246,7 @@ def dead_in(comm: Any) -> frozenset[int]:
     return ranks
 
 
-def _ranks_in(comm: Any, other: Any) -> list[int]:
+def ranks_in(comm: Any, other: Any) -> list[int]:
     """Return the rank in `comm` of each rank of `other`."""
     from mpi4py import MPI
 
@@ -261,7 +261,7 @@ def ranks_in_the_job(comm: MPI.Comm) -> tuple[int, ...]:
     """Return the numbers of the ranks of `comm` in MPI.COMM_WORLD."""
     from mpi4py import MPI
 
-    return tuple(_ranks_in(MPI.COMM_WORLD, comm))
+    return tuple(ranks_in(MPI.COMM_WORLD, comm))
 
 
 def _shrunk(comm: Any) -> Any:
