@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ..errors import UnsupportedOperationError, on_rank
 from .generated_backend import GeneratedBackend
+from .overlap import all_unaliased
 from .work import JoinedWork, Work
 
 if TYPE_CHECKING:
@@ -141,23 +142,17 @@ class Backend(GeneratedBackend):
 
     def all_gather_coalesced(self, output_lists: list[list[Any]], arrays: list[Any], async_op: bool) -> Work | None:
         """Copy ``arrays[i]`` of rank r into ``output_lists[r][i]`` of every rank, in one message."""
-        from .overlap import all_unaliased
-
         sent = all_unaliased(arrays, list(chain(*output_lists)))
         return self._each("all_gather_coalesced", zip(map(list, zip(*output_lists)), sent), async_op)
 
     def all_gather_single_coalesced(self, outputs: list[Any], arrays: list[Any], async_op: bool) -> Work | None:
         """Do all_gather_single for each pair of `outputs` and `arrays`, in one message."""
-        from .overlap import all_unaliased
-
         return self._each("all_gather_single_coalesced", zip(outputs, all_unaliased(arrays, outputs)), async_op)
 
     def reduce_scatter_single_coalesced(
         self, outputs: list[Any], arrays: list[Any], op: ReduceOp, async_op: bool
     ) -> Work | None:
         """Do reduce_scatter_single for each pair of `outputs` and `arrays`, in one message per dtype."""
-        from .overlap import all_unaliased
-
         pairs = zip(outputs, all_unaliased(arrays, outputs))
         return self._each("reduce_scatter_single_coalesced", pairs, op, async_op)
 

@@ -452,12 +452,9 @@ def batch(messages: Sequence[tuple[Dispatcher, Call]]) -> list[Work]:
         if device not in dispatcher.backends:
             dispatcher.backends[device]  # makes it now; raises if the group is destroyed or has no such backend
     if is_on_host:
-        for i in receives:
-            dispatcher, (_, _, array, (_, source, tag)) = messages[i]
-            works[i] = dispatcher.group.recv(array, source, tag, True)  # may take the fast path
-        for i in sends:
-            dispatcher, (_, _, array, (_, peer, tag)) = messages[i]
-            works[i] = dispatcher.group.send(array, peer, tag, True)
+        for i in receives + sends:
+            dispatcher, (name, _, array, (_, peer, tag)) = messages[i]
+            works[i] = getattr(dispatcher.group, name)(array, peer, tag, True)  # may take the fast path
         return works
     of_backend: dict[Backend, list[int]] = {}
     for i in receives + sends:

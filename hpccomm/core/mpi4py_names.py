@@ -42,6 +42,7 @@ OTHERS = {
     **dict.fromkeys(
         ("probe", "iprobe", "mprobe", "improbe", "ssend"), "still mpi4py's, on a duplicate of comm of a group,"
     ),
+    **{"isend": "isend(array, dst)", "irecv": "irecv(array, src)"},
     "any_tag": "not possible: a recv names its tag,",
     **{name: f'op "{name}"' for name in ("sum", "prod", "max", "min", "band", "bor", "bxor")},
 }
@@ -66,8 +67,7 @@ def instead_of(name: str) -> str:
     if not ours:
         ours = _of_operation(known, name)
     if not ours and known.startswith("i") and (blocking := _of_operation(known[1:], name)):
-        ours = "isend(array, dst)" if known == "isend" else "irecv(array, src)" if known == "irecv" else ""
-        ours = ours or f"{blocking} with async_op=True"
+        ours = f"{blocking} with async_op=True"
     return f"; mpi4py's {name} is {ours} here" if ours else ""
 
 

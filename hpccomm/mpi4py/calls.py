@@ -119,8 +119,7 @@ ROUTES["Scatter"], ROUTES["Scatterv"] = _scatters("Scatter", False), _scatters("
 @_route("Alltoall")
 def _alltoall(group: ProcessGroup, sendbuf: Any, recvbuf: Any, info: Any = None) -> Step:
     output = together("Alltoall: recvbuf", recvbuf, group.size)
-    in_place = is_in_place(sendbuf)
-    sent = copy_of(output) if in_place else together("Alltoall: sendbuf", sendbuf, group.size)
+    sent = copy_of(output) if is_in_place(sendbuf) else together("Alltoall: sendbuf", sendbuf, group.size)
     return Step("all_to_all_single", (output, sent))
 
 
@@ -150,12 +149,11 @@ def _reduce_scatter(
 ) -> Step:
     name = "Reduce_scatter"
     output = flat(f"{name}: recvbuf", whole(f"{name}: recvbuf", recvbuf)[1])
-    counts = recvcounts
-    if counts is None:
-        counts = [0] * group.size
-        group.all_gather_object(counts, output.size)
+    if recvcounts is None:
+        recvcounts = [0] * group.size
+        group.all_gather_object(recvcounts, output.size)
     sent = output if is_in_place(sendbuf) else whole(f"{name}: sendbuf", sendbuf)[1]
-    inputs = parts(f"{name}: sendbuf", [sent, list(counts)], group.size, takes_lists=True)
+    inputs = parts(f"{name}: sendbuf", [sent, list(recvcounts)], group.size, takes_lists=True)
     return Step("reduce_scatter", (output[: inputs[group.rank].size], inputs, op))
 
 
