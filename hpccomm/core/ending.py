@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from ..errors import DistTimeoutError, on_rank
 from ..job import failures
@@ -34,8 +34,6 @@ def finish(group: ProcessGroup, deadline: float) -> list[str]:
     function waits for a Work that a thread is executing: MPI can't be finalised during that call.
     """
     dispatcher = group.dispatcher
-    if not (dispatcher.in_flight or dispatcher.failed or dispatcher.persistent):
-        return []
     works, looks = [work for work in list(dispatcher.in_flight) if not work.has_timed_out], pauses()
     # Poll all in turn: a GPU may wait for a rank that waits for a host message, which makes progress only when polled.
     while sum(work.has_ended() for work in works) < len(works) and time.monotonic() < deadline:
@@ -61,8 +59,7 @@ def meet(group: ProcessGroup, deadline: float) -> bool:
 
     No collective begins before that; nor afterwards, if a rank leaves or has an operation in flight.
     """
-    in_flight = list(group.dispatcher.in_flight)
-    frees = not in_flight or all(work.has_ended() for work in in_flight)
+    frees = all(work.has_ended() for work in list(group.dispatcher.in_flight))
     if group.size == 1:
         return frees
     limit, has_said = max(deadline - time.monotonic(), SHORTEST_MEETING), group.leaving is not None
@@ -90,8 +87,7 @@ def meet(group: ProcessGroup, deadline: float) -> bool:
 
 def give_up_the_rest(group: ProcessGroup) -> bool:
     """Give up operations still in flight after all ranks have come to destroy the group; return True if any was."""
-    in_flight = list(group.dispatcher.in_flight)
-    left = [work for work in in_flight if not work.has_ended()] if in_flight else []
+    left = [work for work in list(group.dispatcher.in_flight) if not work.has_ended()]
     if left:
         error = DistTimeoutError(
             f"given up when {group!r} was destroyed: not every rank has made the matching call{on_rank()}"
@@ -99,16 +95,6 @@ def give_up_the_rest(group: ProcessGroup) -> bool:
         for work in left:
             work.give_up(error, time.monotonic())
     return bool(left)
-
-
-def call_all(steps: Iterator[Callable[[], Any]]) -> None:
-    """Call each step, even after one has raised; raise the last error."""
-    for step in steps:
-        try:
-            step()
-        except BaseException:
-            call_all(steps)
-            raise
 
 
 def abandon(group: ProcessGroup, dead: Sequence[int]) -> None:

@@ -6,7 +6,7 @@ import functools
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
@@ -399,7 +399,7 @@ class ProcessGroup(Operations, MPI4PyNames):
         for each in self.attachments.values():
             each.finish()
         self.agree_on("destroy")
-        from .ending import call_all, finish, give_up_the_rest, meet
+        from .ending import finish, give_up_the_rest, meet
 
         warned: list[str] = []
         for child in list(self.children):
@@ -422,7 +422,9 @@ class ProcessGroup(Operations, MPI4PyNames):
             steps.append(self.dispatcher.check.close)
         if self.on_destroy is not None:
             steps.append(functools.partial(self.on_destroy, self))
-        call_all(iter(steps))
+        with ExitStack() as stack:
+            for step in reversed(steps):
+                stack.callback(step)
         return warned
 
     def give_up(self, ranks: Sequence[int], refusal: str) -> None:
