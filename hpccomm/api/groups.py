@@ -111,7 +111,7 @@ def new_group(
     name = next_name(group_desc)
     usable("new_group", world)
     if not use_local_synchronization:
-        world.agree_on("new_group", f"ranks {', '.join(map(str, members))}", lambda: f"backend {config}")
+        world.agree_on("new_group", f"ranks {', '.join(map(str, members))}", f"backend {config}")
     created = None
     if failures.is_on() and not use_local_synchronization:
         created = _split_off(world, members)

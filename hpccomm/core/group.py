@@ -353,14 +353,12 @@ class ProcessGroup(Operations, MPI4PyNames):
         if not any(isinstance(hook, Timing) for hook in self.dispatcher.hooks):
             self.register_hook(Timing())
 
-    def agree_on(self, name: str, detail: str = "", further: Callable[[], str] | None = None) -> None:
+    def agree_on(self, name: str, *details: str) -> None:
         """With HPCCOMM_DEBUG=DETAIL, raise on every rank unless all ranks make this call with these details."""
-        dispatcher = self.dispatcher
-        words = f"{name} ({shortened(detail)})" if detail else name
-        dispatcher.recent.append((dispatcher.collectives + dispatcher.fast_path.count, words, "", 0))
-        if dispatcher.check is not None:
-            details = [detail] if detail else []
-            dispatcher.check.agree(name, *details, *([] if further is None else [further()]))
+        words = f"{name} ({shortened(details[0])})" if details else name  # for reports
+        self.dispatcher.recent.append((self.sequence_number, words, "", 0))
+        if self.dispatcher.check is not None:
+            self.dispatcher.check.agree(name, *details)
 
     # -- the end ---------------------------------------------------------------------------------
 

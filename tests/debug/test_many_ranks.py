@@ -87,7 +87,7 @@ def test_the_groups_that_a_rank_has_made_are_short_in_its_report(ranks: Sequence
     with hc.ProcessGroup.from_comm(MPI.COMM_SELF) as group:
         called = []
         for made in (ranks, [*ranks[:500], ranks[501], ranks[500], *ranks[502:]], range(16)):
-            group.agree_on("new_group", f"ranks {', '.join(map(str, made))}", lambda: "backend of no interest")
+            group.agree_on("new_group", f"ranks {', '.join(map(str, made))}", "backend of no interest")
             called.append(reports._group(group)["recent"][-1][1])
     assert len(called[0]) < 200
     assert called[0].startswith("new_group (ranks 0, ")
