@@ -128,7 +128,7 @@ def one_for_each_rank(
 
 
 def reducible(
-    operation: str, argument: str, array: Array, op: ReduceOpLike, check: Any = None
+    operation: str, argument: str, array: Array, op: ReduceOpLike, check: Any = writable
 ) -> tuple[str, Any, ReduceOp]:
     """Return the device and the view of an array to be reduced in place, and the op.
 
@@ -139,7 +139,7 @@ def reducible(
             return "cpu", array, _accepted[op, array.dtype]
         except (KeyError, TypeError):  # a new pair, or an unhashable op
             pass
-    device, view = (check or writable)(operation, argument, array)
+    device, view = check(operation, argument, array)
     with suppress(KeyError, TypeError):
         return device, view, _accepted[op, view.dtype]
     return device, view, reduction(operation, argument, view, op)

@@ -258,12 +258,10 @@ class Operations(GeneratedOperations):
         name = "send_object_list"
         objects = calls.objects(name, "object_list", object_list, is_filled=False)
         message = calls.object_message(self, name, "dst", dst, tag, async_op)
-        if async_op:
-            transport: Any = self.dispatcher.backends[OBJECTS]
-            step = partial(transport.isend_object_list, objects, *message)
-            return self.dispatcher.run(Call((name, OBJECTS, object_list, (objects, *message))), True, step)
-        self._step(name, OBJECTS, objects, *message)
-        return None
+        transport: Any = self.dispatcher.backends[OBJECTS]
+        send = transport.isend_object_list if async_op else transport.send_object_list
+        call = Call((name, OBJECTS, object_list, (objects, *message)))
+        return self.dispatcher.run(call, async_op, partial(send, objects, *message))
 
     @asynchronous_method
     def recv_object_list(

@@ -42,7 +42,7 @@ def extent(array: Any, address: int) -> Extent:
 
 def overlapping(inputs: Iterable[Extent], outputs: Iterable[Extent]) -> list[bool]:
     """Return for each of `inputs` True if it shares an address with one of `outputs`."""
-    from bisect import bisect_left  # late: Open MPI's backend imports this file at the start of a program
+    from bisect import bisect_left  # late: `import hpccomm` imports this file
 
     written = sorted(each for each in outputs if each[0] < each[1])
     starts = [start for start, _ in written]
