@@ -9,7 +9,6 @@ def test_a_group_whose_backend_raises_in_close_is_destroyed_all_the_same(
     process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = hc.new_group()
-    hc.barrier(group)
     backend = group.dispatcher.backends["cpu"]
     close = backend.close
 
