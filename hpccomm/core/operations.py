@@ -182,13 +182,10 @@ class Operations(GeneratedOperations):
         """See :func:`hpccomm.all_gather_object`."""
         name = "all_gather_object"
         calls.slots(self, name, "object_list", object_list)
+        fill = partial(_fill, name, object_list)
         if async_op:
-            return self._exchange(
-                (name, object_list, obj),
-                dict.fromkeys(range(self.size), obj),
-                lambda came: _fill(name, object_list, list(came.values())),
-            )
-        _fill(name, object_list, self._step(name, OBJECTS, obj))
+            return self._exchange((name, object_list, obj), dict.fromkeys(range(self.size), obj), fill)
+        fill(self._step(name, OBJECTS, obj))
         return None
 
     @asynchronous_method
@@ -200,15 +197,10 @@ class Operations(GeneratedOperations):
         if calls.has_list(self, name, "object_gather_list", gathered, "destination", root):
             calls.slots(self, name, "object_gather_list", gathered)
         slots = gathered if self.rank == root else None
+        fill = partial(_fill, name, slots)
         if async_op:
-            return self._exchange(
-                (name, slots, obj, root),
-                {root: obj},
-                lambda came: None if slots is None else _fill(name, slots, list(came.values())),
-            )
-        objects = self._step(name, OBJECTS, obj, root)
-        if slots is not None:
-            _fill(name, slots, objects)
+            return self._exchange((name, slots, obj, root), {root: obj}, fill)
+        fill(self._step(name, OBJECTS, obj, root))
         return None
 
     @asynchronous_method
@@ -216,13 +208,11 @@ class Operations(GeneratedOperations):
         """See :func:`hpccomm.broadcast_object_list`."""
         name, root = "broadcast_object_list", calls.rank(self, "broadcast_object_list: root", root)
         objects = calls.objects(name, "object_list", object_list)
+        slots = None if self.rank == root else object_list
         if async_op:
-            return self._exchange(
-                (name, object_list, objects, root),
-                dict.fromkeys(range(self.size), objects) if self.rank == root else {},
-                lambda came: None if self.rank == root else _fill(name, object_list, came[root]),
-            )
-        _fill(name, object_list, self._step(name, OBJECTS, objects, root))
+            sent = dict.fromkeys(range(self.size), objects) if self.rank == root else {}
+            return self._exchange((name, object_list, objects, root), sent, lambda came: _fill(name, slots, *came))
+        _fill(name, slots, self._step(name, OBJECTS, objects, root))
         return None
 
     @asynchronous_method
@@ -247,7 +237,7 @@ class Operations(GeneratedOperations):
             return self._exchange(
                 (name, output, objects, root),
                 dict(enumerate(objects or ())),
-                lambda came: _fill(name, output, [came[root], *output[1:]]),
+                lambda came: _fill(name, output, [*came, *output[1:]]),
             )
         _fill(name, output, [self._step(name, OBJECTS, objects, root), *output[1:]])
         return None
@@ -305,7 +295,7 @@ class Operations(GeneratedOperations):
         return self.dispatcher.run(Call((name, device, None, arguments)), False, step)
 
     def _exchange(
-        self, call: tuple[Any, ...], objects: dict[int, Any], fill: Callable[[dict[int, Any]], None]
+        self, call: tuple[Any, ...], objects: dict[int, Any], fill: Callable[[list[Any]], None]
     ) -> Work | None:
         """Begin the asynchronous form of an object collective; `call` has its name, its result and its arguments."""
         name, result, *arguments = call
@@ -340,8 +330,10 @@ class NotLoaded:
         ) from self._error
 
 
-def _fill(operation: str, slots: list[Any], objects: list[Any] | NotLoaded) -> None:
+def _fill(operation: str, slots: list[Any] | None, objects: list[Any] | NotLoaded) -> None:
     """Fill a list with the received objects; for one that can't be loaded, keep the old value and raise an error."""
+    if slots is None:  # this rank receives nothing
+        return
     if isinstance(objects, NotLoaded):
         objects.raise_for(operation)
     if len(slots) != len(objects):

@@ -92,9 +92,9 @@ class ObjectTransport(Backend):
         return self._turns
 
     def exchange_objects(
-        self, operation: str, objects: Mapping[int, Any], fill: Callable[[dict[int, Any]], None]
+        self, operation: str, objects: Mapping[int, Any], fill: Callable[[list[Any]], None]
     ) -> ObjectExchange:
-        """Send an object to some ranks, and call `fill` with the received objects by sender when they have come.
+        """Send an object to some ranks, and call `fill` with the received objects in rank order when they have come.
 
         It is the asynchronous form of every collective of objects. If one can't be pickled, all ranks get the reason.
         """
@@ -112,7 +112,7 @@ class ObjectTransport(Backend):
         turn = self._next_turn()
 
         def finish(came: dict[int, bytearray]) -> None:
-            fill(dict(zip(came, _unwrapped(operation, list(map(_unpickle, came.values())), came))))
+            fill(_unwrapped(operation, list(map(_unpickle, came.values())), came))
 
         self._sending = [each for each in self._sending if not MPI.Request.Testall(each)]
         exchange = ObjectExchange(self._comm, turn, sent, finish)
