@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -154,6 +155,27 @@ def test_the_input_of_all_gather_single_may_be_part_of_its_output(process_group:
     output[process_group.rank] = process_group.rank
     hc.all_gather_single(output, output[process_group.rank])
     assert_same(output, np.repeat(np.arange(float(process_group.size)), 3).reshape(-1, 3))
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("uses_node", [False, True])
+def test_outputs_that_share_memory_are_refused(process_group: hc.ProcessGroup, uses_node: bool) -> None:
+    rank, size = process_group.rank, process_group.size
+    for _ in range(10 * uses_node):
+        hc.broadcast(np.ones(3), 0)
+    block, array = np.zeros(3 * size), np.full(3, rank + 1.0)
+    for outputs in ([np.zeros(3)] * size, [block[2 * i : 2 * i + 3] for i in range(size)][::-1]):
+        with pytest.raises(ValueError, match=r"output_list\[\d\] and output_list\[\d\] share memory"):
+            hc.all_gather(outputs, array)
+        with pytest.raises(ValueError, match=r"output_list\[\d\] and output_list\[\d\] share memory"):
+            hc.all_to_all(outputs, [array] * size)
+        with pytest.raises(ValueError, match="share memory") if rank == 0 else contextlib.nullcontext():
+            hc.gather(array, outputs if rank == 0 else None, 0)
+        if rank == 0:  # the others wait for it, or have given their values
+            hc.gather(array, list(block.reshape(size, 3)), 0)
+    columns = list(np.zeros((3, size)).T)  # between each other, without a common element
+    hc.all_gather(columns, array)
+    assert_same(np.array(columns), np.repeat(np.arange(1.0, size + 1), 3).reshape(size, 3))
 
 
 def test_all_to_all_single_may_work_on_overlapping_memory(process_group: hc.ProcessGroup) -> None:

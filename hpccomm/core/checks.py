@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import repeat
+from itertools import pairwise, repeat
 from math import prod
 from operator import attrgetter, eq, index, mul
 from typing import Any
@@ -20,6 +20,7 @@ from ..errors import UnsupportedOperationError, on_rank
 from .annotations import SplitSizes
 from .arrays import Array, is_read_only, locate
 from .operation_list import OPERATIONS
+from .overlap import address_of, extent
 from .reduce_op import ReduceOp, ReduceOpLike, as_reduce_op
 
 _dtype, _size, _writeable = map(attrgetter, ("dtype", "size", "flags.writeable"))
@@ -124,7 +125,20 @@ def one_for_each_rank(
             raise TypeError(
                 f"{operation}: {argument}[{i}] is {view.dtype}, but {argument}[0] is {views[0].dtype}{on_rank()}"
             )
+    if device == "cpu" and check is writable:
+        _apart(operation, argument, views)
     return device, views
+
+
+def _apart(operation: str, argument: str, outputs: list[Any]) -> None:
+    """Raise if two arrays that are neighbours in memory have common elements: one result would replace the other."""
+    places = sorted((*extent(each, address_of(each)), i) for i, each in enumerate(outputs) if each.size)
+    for (_, end, i), (start, _, j) in pairwise(places):
+        if start < end and np.shares_memory(outputs[i], outputs[j]):
+            raise ValueError(
+                f"{operation}: {argument}[{min(i, j)}] and {argument}[{max(i, j)}] share memory, and one result would "
+                f"replace the other; for new arrays: [np.empty(3) for _ in range(size)], not [np.empty(3)] * size{on_rank()}"
+            )
 
 
 def reducible(

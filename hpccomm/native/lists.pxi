@@ -27,6 +27,19 @@ cdef class Lists(Collectives):
             data[i], nbytes[i] = <char*>PyArray_DATA(x), PyArray_NBYTES(x)
         return nbytes[self.rank] == <size_t>PyArray_NBYTES(own)
 
+    cdef bint outputs_are_apart(self, int n):
+        """Whether the first `n` places in `received` share no memory; the checks raise an error for others."""
+        cdef int i, j, first = 0
+        for i in range(1, n):
+            if self.received[i] < self.received[i - 1] + self.received_bytes[i - 1]:
+                first = n  # not in order
+        for i in range(1, first):
+            for j in range(i):
+                if (self.received[i] < self.received[j] + self.received_bytes[j]
+                        and self.received[j] < self.received[i] + self.received_bytes[i]):
+                    return False
+        return True
+
     cdef int takes_parts(self, list arrays, char** data, size_t* nbytes) except -1:
         """Note the addresses and sizes of arrays prepared for MPI."""
         cdef Array* x
@@ -48,7 +61,7 @@ cdef class Lists(Collectives):
     def all_gather(self, outputs, array):
         """Do an all_gather, or return False."""
         cdef Array* x = plain(array, self.largest)
-        if not self.takes_list(outputs, x, self.received, self.received_bytes):
+        if not (self.takes_list(outputs, x, self.received, self.received_bytes) and self.outputs_are_apart(self.size)):
             return False
         cdef size_t largest = self.largest_in_node(self.received_bytes, self.node_largest)
         if largest == 0 or largest > node_room(&self.node, 1) and may_overlap(outputs, [array]):
@@ -76,6 +89,8 @@ cdef class Lists(Collectives):
             return False
         one[0], one_bytes[0] = <char*>PyArray_DATA(x), PyArray_NBYTES(x)
         cdef int n_sent = 1 if what == GATHER else n, n_received = n if what == GATHER else 1
+        if not self.outputs_are_apart(n_received):
+            return False
         self.notes_lists(what, PyArray_TYPE(x), n_sent, n_received, NOBODY, of)
         return self.ends(self.move(what, n_sent, n_received, of, 0), NAMES[what])
 
@@ -101,7 +116,7 @@ cdef class Lists(Collectives):
         cdef Array* x = plain(inputs[self.rank], self.largest)
         if not self.takes_list(inputs, x, self.sent, self.sent_bytes):
             return False
-        if not self.takes_list(outputs, x, self.received, self.received_bytes):
+        if not (self.takes_list(outputs, x, self.received, self.received_bytes) and self.outputs_are_apart(self.size)):
             return False
         self.notes_lists(ALL_TO_ALL, PyArray_TYPE(x), self.size, self.size, NOBODY, NOBODY)
         return self.ends(self.move(ALL_TO_ALL, self.size, self.size, 0, 0), "all_to_all")
