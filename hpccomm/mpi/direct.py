@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from ..core.overlap import address_of, extent
 from ..process.tuning import Tuning
-from .process_memory import SystemCalls, processes_of
+from .process_memory import can_access, processes_of
 from .shared_memory import Place, mapped, names, place_of
 
 MAPPED_BYTES = 64
@@ -57,7 +57,6 @@ class DirectCopies:
     def __init__(self, node: MPI.Intracomm, tuning: Tuning) -> None:
         self._node = node
         self._least = tuning.direct_bytes
-        self._calls = SystemCalls()
         self._pids: list[int] | None = None  # None: not known yet; []: the kernel refuses
         self._windows: list[frozenset[bytes]] = []  # of node-shared arrays, which each rank has mapped
 
@@ -107,8 +106,7 @@ class DirectCopies:
 
     def _location(self, piece: Any) -> Location:
         start, end = extent(piece, address_of(piece))
-        reach = self._calls.reach if piece.flags.writeable else self._calls.can_read
-        is_reachable = all(reach(os.getpid(), each, 1) for each in (start, end - 1))
+        is_reachable = all(can_access(os.getpid(), each, 1, piece.flags.writeable) for each in (start, end - 1))
         return Location(piece.strides, address_of(piece), is_reachable, place_of(piece))
 
     def _copy(self, peer: int, target: Any, answer: Location, offer: Location) -> Copy | None:
