@@ -34,7 +34,7 @@ from .sparse_exchange import ConsensusExchange, CountedExchange
 from .works import as_backend_error
 
 BLOCK = 256  # bytes; Open MPI needs twice the time for 512
-PICKLE, UNPICKLABLE, LARGE = 0x80, 1, 0  # first byte of a block; 0x80 is every pickle's first byte
+UNPICKLABLE, LARGE = 1, 0  # first byte of a block; otherwise it is 0x80, every pickle's first byte
 
 
 class ObjectTransport(Backend):
@@ -98,17 +98,13 @@ class ObjectTransport(Backend):
 
         It is the asynchronous form of every collective of objects. If one can't be pickled, all ranks get the reason.
         """
-        pickled: dict[int, bytes] = {}  # by id: many are the same object
-        for obj in objects.values():
-            if id(obj) not in pickled:
-                try:
-                    pickled[id(obj)] = pkl5.pickle.dumps(obj)
-                except Exception as error:
-                    reason = pickle.dumps(self._unpicklable(obj, error))
-                    sent = dict.fromkeys(range(self.size), reason)
-                    break
+        distinct = {id(obj): obj for obj in objects.values()}  # many are the same object
+        wrapped: dict[int, Any] = {key: self._wrapped(obj, copies=True) for key, obj in distinct.items()}
+        failed = _first_unpicklable(wrapped.values())
+        if failed is not None:
+            sent = dict.fromkeys(range(self.size), pickle.dumps(failed))
         else:
-            sent = {rank: pickled[id(obj)] for rank, obj in objects.items()}
+            sent = {rank: wrapped[id(obj)].data for rank, obj in objects.items()}
         turn = self._next_turn()
 
         def finish(came: dict[int, bytearray]) -> None:
@@ -148,7 +144,7 @@ class ObjectTransport(Backend):
         if worst[0] != LARGE:
             return _unwrapped("gather_object", list(map(_unpickle, blocks))) if self.rank == root else None
         received = self._collectives.gather(wrapped, root)
-        failed = next((each for each in received or () if isinstance(each, _Unpicklable)), None)
+        failed = _first_unpicklable(received or ())
         _unwrapped("gather_object", [self._collectives.bcast(failed, root)])
         return None if received is None else _unwrapped("gather_object", received)
 
@@ -168,7 +164,7 @@ class ObjectTransport(Backend):
         wrapped, blocks, block = None, None, bytearray(BLOCK)
         if objects is not None:
             wrapped = [self._wrapped(obj) for obj in objects]
-            failed = next((each for each in wrapped if isinstance(each, _Unpicklable)), None)
+            failed = _first_unpicklable(wrapped)
             if failed is not None:
                 wrapped = [failed] * self.size
             parts = list(map(_block_of, wrapped))
@@ -217,10 +213,7 @@ class ObjectTransport(Backend):
 
     def isend_object_list(self, objects: list[Any], dst: int, tag: int) -> ObjectSend:
         """Begin to send a copy of the objects."""
-        try:
-            wrapped: Any = _Pickled(objects, copies=True)
-        except Exception as error:
-            wrapped = self._unpicklable(objects, error)
+        wrapped = self._wrapped(objects, copies=True)
 
         def finish() -> None:
             _unwrapped("send_object_list", [wrapped])
@@ -239,14 +232,12 @@ class ObjectTransport(Backend):
     def translate_error(self, operation: str, error: Exception) -> Exception:
         return as_backend_error(operation, error, self._messages)
 
-    def _wrapped(self, obj: Any) -> _Pickled | _Unpicklable:
+    def _wrapped(self, obj: Any, copies: bool = False) -> _Pickled | _Unpicklable:
         try:
-            return _Pickled(obj)
+            return _Pickled(obj, copies)
         except Exception as error:  # pickling runs any __reduce__, so it can raise anything
-            return self._unpicklable(obj, error)
-
-    def _unpicklable(self, obj: Any, error: Exception) -> _Unpicklable:
-        return _Unpicklable(self.rank, f"a {type(obj).__name__} can't be pickled ({type(error).__name__}: {error})")
+            reason = f"a {type(obj).__name__} can't be pickled ({type(error).__name__}: {error})"
+            return _Unpicklable(self.rank, reason)
 
 
 class _Pickled:
@@ -275,6 +266,10 @@ class _Unpicklable:
     def __init__(self, rank: int, reason: str) -> None:
         self.rank = rank
         self.reason = reason
+
+
+def _first_unpicklable(wrapped: Iterable[Any]) -> _Unpicklable | None:
+    return next((each for each in wrapped if isinstance(each, _Unpicklable)), None)
 
 
 def _split(gathered: bytearray) -> list[bytearray]:
