@@ -44,11 +44,11 @@ from .layout import (
 from .works import MPIWork, MPIWorks, ReceiveWork, SendReceiveWork, all_done, as_backend_error, done, joined, received
 
 if TYPE_CHECKING:
+    from ..core.exchange import Exchange
     from ..core.persistent_work import PersistentWork
     from .coalesced import Coalesced
     from .communication_thread import CommunicationThread
     from .exchange import Memory, RepeatedExchange
-    from .monitored_barrier import MonitoredBarrier
     from .node_exchange import NodeExchanges
     from .node_persistent import NodePersistent
     from .shared_memory import SharedArrays, Window
@@ -122,10 +122,10 @@ class MPIBackend(Backend):
         return self._node_exchanges
 
     @cached_property
-    def _monitored_barrier(self) -> MonitoredBarrier:
-        from .monitored_barrier import MonitoredBarrier
+    def _meetings(self) -> Exchange:
+        from ..core.exchange import Exchange
 
-        return MonitoredBarrier(self.comm, self._options.ranks)
+        return Exchange(self.comm)
 
     # -- one array -------------------------------------------------------------------------------
 
@@ -173,54 +173,44 @@ class MPIBackend(Backend):
         elif self._windows and self._shared.reduces("reduce", array, op, root):
             return None
         elif self._is_narrow(array, op, array.nbytes):
-            return self._reduce_narrow("reduce", array, op, root)
-        call = self.comm.Ireduce if async_op else self.comm.Reduce
-        if self.rank != root:
-            sent, how = reductions.reduction_input(array, op), reductions.plan(op, array.dtype)
-            if not async_op and self.fast_path.node_reduce("reduce", sent, how.reduces, root):
-                return None
-            pieces = self._segments(sent)
-            return all_done([call((piece, how.datatype), None, how.op, root) for piece in pieces], None, sent)
+            return self._reduce_narrow("reduce", array, op, self.rank == root, root)
         buffer, how, finish = reductions.in_place(array, op, self.size)
+        if self.rank != root:
+            finish = None
         if not async_op and self.fast_path.node_reduce("reduce", buffer, how.reduces, root):
             return done(None, finish)
-        pieces = self._segments(buffer)
-        return all_done([call(IN_PLACE, (piece, how.datatype), how.op, root) for piece in pieces], finish, buffer)
+        call = self.comm.Ireduce if async_op else self.comm.Reduce
+        pieces = [(piece, how.datatype) for piece in self._segments(buffer)]
+        ends: list[Any] = [(IN_PLACE, piece) if self.rank == root else (piece, None) for piece in pieces]
+        return all_done([call(sent, received, how.op, root) for sent, received in ends], finish, buffer)
 
-    def _reduce_narrow(self, name: str, array: Any, op: ReduceOp, root: int = 0) -> Work | None:
+    def _reduce_narrow(self, name: str, array: Any, op: ReduceOp, has_result: bool, root: int = 0) -> Work | None:
         """Do a reduce, scan or exscan of a half precision in memory of the node."""
         buffer, finish = reductions.narrow(array)
         self.fast_path.node_reduce(name, buffer, op, root)
-        has_result = name == "scan" or (self.rank == root if name == "reduce" else self.rank > 0)
         return done(None, finish if has_result else None)
 
     def scan(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
-        if async_op and array.nbytes >= self.thread_bytes:
-            return self._thread.launch("scan", array, op)
-        if not async_op and op is not ReduceOp.AVG and self._is_narrow(array, op, array.nbytes):
-            return self._reduce_narrow("scan", array, op)
-        buffer, how, finish = reductions.in_place(array, op, self.size)
-        if not async_op and self.fast_path.node_reduce("scan", buffer, how.reduces, 0):
-            return done(None, finish)
-        call = self.comm.Iscan if async_op else self.comm.Scan
-        pieces = self._segments(buffer)
-        return all_done([call(IN_PLACE, (piece, how.datatype), how.op) for piece in pieces], finish, buffer)
+        return self._scan("scan", array, op, True, async_op)
 
     def exscan(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
+        return self._scan("exscan", array, op, self.rank > 0, async_op)
+
+    def _scan(self, name: str, array: Any, op: ReduceOp, has_result: bool, async_op: bool) -> Work | None:
         if async_op and array.nbytes >= self.thread_bytes:
-            return self._thread.launch("exscan", array, op)
-        if not async_op and op is not ReduceOp.AVG and self._is_narrow(array, op, array.nbytes):
-            return self._reduce_narrow("exscan", array, op)
+            return self._thread.launch(name, array, op)
+        if not async_op and self._is_narrow(array, op, array.nbytes):
+            return self._reduce_narrow(name, array, op, has_result)
         buffer, how, finish = reductions.in_place(array, op, self.size)
-        if self.rank == 0:
+        if not has_result:
             finish = None
-        if not async_op and self.fast_path.node_reduce("exscan", buffer, how.reduces, 0):
+        if not async_op and self.fast_path.node_reduce(name, buffer, how.reduces, 0):
             return done(None, finish)
-        call = self.comm.Iexscan if async_op else self.comm.Exscan
+        call = getattr(self.comm, f"I{name}" if async_op else name.capitalize())
         pieces = self._segments(buffer)
-        # MPI leaves rank 0's receive buffer undefined, so rank 0 uses a separate one.
-        given = [IN_PLACE] * len(pieces) if self.rank else [(piece, how.datatype) for piece in pieces]
-        into = pieces if self.rank else self._segments(np.empty_like(buffer))
+        # MPI leaves the receive buffer of rank 0 in an exscan undefined, so rank 0 uses a separate one.
+        given = [IN_PLACE if has_result else (piece, how.datatype) for piece in pieces]
+        into = pieces if has_result else self._segments(np.empty_like(buffer))
         pairs = zip(given, into, strict=True)
         requests = [call(each, (piece, how.datatype), how.op) for each, piece in pairs]
         return all_done(requests, finish, buffer, into)
@@ -525,7 +515,9 @@ class MPIBackend(Backend):
         return done(self.comm.Ibarrier() if async_op else self.comm.Barrier(), None)
 
     def monitored_barrier(self, timeout: float, wait_all_ranks: bool) -> None:
-        self._monitored_barrier(timeout, wait_all_ranks)
+        from .monitored_barrier import monitored_barrier
+
+        monitored_barrier(self._meetings, self._options.ranks, timeout, wait_all_ranks)
 
     def persistent(self, operation: str, *arguments: Any) -> PersistentWork:
         from . import coalesced, persistent
