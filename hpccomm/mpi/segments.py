@@ -18,9 +18,7 @@ from .layout import size_of
 
 
 def segments(buffer: Any, nbytes: int) -> Sequence[Any]:
-    """Return flat pieces of a contiguous array, each of at most `nbytes`; the array itself if it is no larger."""
-    if buffer.nbytes <= nbytes:
-        return (buffer,)
+    """Return flat pieces of a contiguous array, each of at most `nbytes`."""
     flat = buffer.reshape(-1)
     step = max(1, nbytes // buffer.itemsize)
     return [flat[start : start + step] for start in range(0, flat.size, step)]

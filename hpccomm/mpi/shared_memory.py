@@ -19,7 +19,7 @@ import os
 import struct
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from threading import Lock
 from typing import Any, TypeVar
@@ -307,7 +307,7 @@ class SharedArrays:
         peer = self._node_ranks.index(group_rank)
         part, shape, own = window.parts[peer], window.shapes[peer], window.shapes[window.rank]
         if shape == own:
-            return np.ndarray(array.shape, array.dtype, part, self._offset(window, array), array.strides)
+            return np.ndarray(array.shape, array.dtype, part, address_of(array) - window.address, array.strides)
         if (array.shape, array.dtype) != (own, window.dtype) or not is_plain(array):
             raise ValueError(
                 f"peer_view: the array has shape {own} here and {shape} on rank {group_rank} of the group, so a view "
@@ -335,10 +335,6 @@ class SharedArrays:
             )
         return window
 
-    def _offset(self, window: Window, array: Any) -> int:
-        """Return the offset in bytes of `array` in this rank's part of the window."""
-        return address_of(array) - window.address
-
     # -- collectives -----------------------------------------------------------------------------
 
     def reduces(self, name: str, array: Any, op: ReduceOp, root: int = 0, output: Any = None) -> bool:
@@ -365,7 +361,8 @@ class SharedArrays:
             if op.factor is not None:  # each rank has its own factor
                 multiplied(array, op, array)
                 window.fence()
-            for part in parts(start, stop, step):
+            for first in range(start, stop, step):
+                part = slice(first, min(first + step, stop))
                 chunks = [each[part] for each in arrays]
                 into = chunks if targets is arrays else [each[part] for each in targets]
                 total = _reduced(chunks, op, into[0] if scratch is None else scratch)
@@ -389,7 +386,7 @@ class SharedArrays:
         window = self.windows.get(id(usable.base)) if usable is not None and is_plain(usable) else None
         number, offset = -1, 0
         if window is not None:
-            number, offset = self._made.index(window), self._offset(window, usable)
+            number, offset = self._made.index(window), address_of(usable) - window.address
             window.sync()
         mine = NOTE.pack(CALLS.index(call), OPS.index(op), root, array.size, kind(array.dtype), number, offset)
         notes = self._notes[self._turn]
@@ -457,12 +454,6 @@ def share(rank: int, ranks: int, count: int) -> tuple[int, int]:
     """Return the share of `rank` of `count` elements, (start, stop)."""
     length = -(-count // (ranks * 64)) * 64  # so that no two ranks write to one cache line
     return min(rank * length, count), min((rank + 1) * length, count)
-
-
-def parts(start: int, stop: int, step: int) -> Iterator[slice]:
-    """Yield the elements from `start` to `stop` in slices of `step`."""
-    for first in range(start, stop, step):
-        yield slice(first, min(first + step, stop))
 
 
 def _reduced(chunks: list[Any], op: ReduceOp, into: Any) -> Any:

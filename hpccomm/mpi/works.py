@@ -187,16 +187,14 @@ def all_done(requests: Sequence[MPI.Request | None], finish: Finish, *alive: Any
     return MPIWorks(pending, repeatable(finish), alive)
 
 
-def joined(works: list[Work | None], finish: Finish) -> Work | None:
-    """Return one Work for the parts of a composed operation; `finish` runs after the last steps of the parts."""
+def joined(works: list[Any], finish: Finish) -> Work | None:
+    """Return one Work for MPIWorks, the parts of a composed operation; `finish` runs after the last steps of the parts.
+
+    None instead of a Work: that part is complete.
+    """
     requests: list[MPI.Request] = []
     alive = []
-    for work in works:
-        if work is None:
-            continue
-        if not isinstance(work, MPIWork):
-            raise TypeError(f"a part of a composed operation is {work!r}, not one of MPI's requests")
-        of_part, its_finish, arrays = parts_of(work)
+    for of_part, its_finish, arrays in [parts_of(work) for work in works if work is not None]:
         requests += of_part
         alive.append(arrays)
         finish = both(its_finish, finish)

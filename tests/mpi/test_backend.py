@@ -12,7 +12,6 @@ from mpi4py import MPI
 import hpccomm as hc
 from hpccomm.core.operation_list import OPERATIONS
 from hpccomm.mpi import works
-from hpccomm.mpi.works import joined
 from hpccomm.native import fastpath
 
 from ..calls import CALLS, On
@@ -81,11 +80,6 @@ def test_packed_copies_live_until_the_work_is_done(process_group: hc.ProcessGrou
     assert np.array_equal(outputs, expected.repeat(3).reshape(-1, 3))
     if process_group.rank == 0:
         assert np.array_equal(np.stack(rooted), outputs)
-
-
-def test_only_requests_of_mpi_can_be_joined() -> None:
-    with pytest.raises(TypeError, match="a part of a composed operation is <CompletedWork"):
-        joined([hc.CompletedWork()], None)
 
 
 @pytest.mark.skipif(MPI.COMM_WORLD.Get_size() < 2, reason="Open MPI truncates messages to oneself without an error")
