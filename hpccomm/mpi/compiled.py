@@ -79,10 +79,7 @@ class CompiledFastPath(fastpath.FastPath, MPIFastPath):
         self._comm, self._rank, self._size = comm, comm.Get_rank(), comm.Get_size()
         self.shared_bytes = tuning.shared_bytes
         largest = tuning.segment_bytes, min(tuning.segment_bytes, thread_bytes - 1)
-        fastpath.FastPath.__init__(
-            self, MPI._handleof(comm), self._rank, self._size, windows, *largest, LARGEST, ReduceOp.SUM, ReduceOp.AVG,
-            RUN_BYTES, CompiledWork,
-        )  # fmt: skip
+        fastpath.FastPath.__init__(self, MPI._handleof(comm), self._rank, self._size, windows, *largest, RUN_BYTES)
         fastpath.prepare_end(MPI._handleof(MPI.COMM_SELF))
         fastpath.set_crowded(mpi_library.ranks_outnumber_cores)
         if tuning.node_bytes:
@@ -178,10 +175,6 @@ def different_call(name: str, rank: int) -> DistBackendError:
     )
 
 
-def _handle(of: Any) -> int:
-    return MPI._handleof(of)
-
-
 def _source_at() -> int:
     """Return the offset in bytes of the source in an MPI_Status, which depends on the library."""
     status = MPI.Status()
@@ -204,7 +197,7 @@ def _reductions() -> list[tuple[list[Any], str, dict[int, tuple[Any, ...]]]]:
         if key not in keys:
             keys.append(key)
         for number in _numbers(dtype):
-            table[number] = _handle(datatype), _handle(op), dtype.kind, dtype.itemsize
+            table[number] = MPI._handleof(datatype), MPI._handleof(op), dtype.kind, dtype.itemsize
     return list(named.values())
 
 
@@ -218,15 +211,19 @@ fastpath.set_up(
     MPI.__file__,
     {
         "in_place": int(MPI.IN_PLACE),
-        "byte": _handle(MPI.BYTE),
+        "byte": MPI._handleof(MPI.BYTE),
         "any_source": MPI.ANY_SOURCE,
         "any_tag": MPI.ANY_TAG,
         "pairwise_tag": PAIRWISE,
+        "largest_tag": LARGEST,
         "source_at": _source_at(),
         "status_bytes": MPI._sizeof(MPI.Status()),
         "handle_bytes": MPI._sizeof(MPI.REQUEST_NULL),
-        "datatypes": {number: _handle(datatype) for dtype, datatype in TYPED.items() for number in _numbers(dtype)},
+        "datatypes": {number: MPI._handleof(each) for dtype, each in TYPED.items() for number in _numbers(dtype)},
         "reductions": _reductions(),
+        "sum": ReduceOp.SUM,
+        "average": ReduceOp.AVG,
+        "work_class": CompiledWork,
         "mpi_ops": [(mpi_op, op) for op, mpi_op in OPS.items() if op is not ReduceOp.AVG],
     },
     MPI.Exception,

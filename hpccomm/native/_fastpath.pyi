@@ -15,11 +15,7 @@ class FastPath:
         windows: dict[int, Any],
         largest: int,
         largest_async: int,
-        largest_tag: int,
-        usual_op: Any,
-        average: Any,
         largest_run: int,
-        work_class: type[Pending],
     ) -> None: ...
     def use_node(self, largest: int, reduced: int, before: int) -> None: ...
     def map_node(

@@ -90,7 +90,7 @@ cdef class Collectives(Trials):
         elif averages and number != NPY_FLOAT and number != NPY_DOUBLE and not is_narrow:
             return False
         if averages and not is_narrow:
-            place = self.usual_place
+            place = usual_place
         if place < 0 or number >= TYPES or not (is_narrow or mpi.reduced[place][number]) or (
                 self.may_be_shared(PyArray_NBYTES(x))):
             return False

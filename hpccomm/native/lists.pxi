@@ -153,7 +153,7 @@ cdef class Lists(Collectives):
         cdef int code, number = self.type_of_first(arrays), place = self.place_of(op)
         cdef bint averages = place == AVERAGE
         if averages:
-            place = self.usual_place
+            place = usual_place
         if number < 0 or place < 0 or mpi.reduced[place][number] == 0:
             return False
         if averages and number != NPY_FLOAT and number != NPY_DOUBLE:

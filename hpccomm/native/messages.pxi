@@ -227,7 +227,7 @@ cdef class FastPath(Sparse):
         return work
 
     cdef Pending new_work(self, object array):
-        cdef Pending work = <Pending>hc_new(self.work_class, NO_ARGUMENTS)
+        cdef Pending work = <Pending>hc_new(work_class, NO_ARGUMENTS)
         work.array = work.alive = array
         work.expected = -1
         work.path = self

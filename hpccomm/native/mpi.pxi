@@ -1,57 +1,33 @@
 # MPI's functions, handles and tables, and the windows that a program leaves to MPI_Finalize.
 
-ctypedef int (*Bcast)(void*, int, Handle, int, Handle) noexcept nogil
-ctypedef int (*Allreduce)(const void*, void*, int, Handle, Handle, Handle) noexcept nogil
-ctypedef int (*Iallreduce)(const void*, void*, int, Handle, Handle, Handle, Handle*) noexcept nogil
-ctypedef int (*Reduce)(const void*, void*, int, Handle, Handle, int, Handle) noexcept nogil
-ctypedef int (*Allgather)(const void*, int, Handle, void*, int, Handle, Handle) noexcept nogil
-ctypedef int (*Send)(const void*, int, Handle, int, int, Handle) noexcept nogil
-ctypedef int (*Recv)(void*, int, Handle, int, int, Handle, void*) noexcept nogil
-ctypedef int (*Isend)(const void*, int, Handle, int, int, Handle, Handle*) noexcept nogil
-ctypedef int (*Sendrecv)(
-    const void*, int, Handle, int, int, void*, int, Handle, int, int, Handle, void*) noexcept nogil
-ctypedef int (*Wait)(Handle*, void*) noexcept nogil
-ctypedef int (*Test)(Handle*, int*, void*) noexcept nogil
-ctypedef int (*Iprobe)(int, int, Handle, int*, void*) noexcept nogil
-ctypedef int (*Cancel)(Handle*) noexcept nogil
-ctypedef int (*Barrier)(Handle) noexcept nogil
-ctypedef int (*Ibcast)(void*, int, Handle, int, Handle, Handle*) noexcept nogil
-ctypedef int (*Ibarrier)(Handle, Handle*) noexcept nogil
-ctypedef int (*GetElements)(const void*, Handle, int*) noexcept nogil
-ctypedef int (*CopyAttribute)(Handle, int, void*, void*, void*, int*) noexcept nogil
-ctypedef int (*DeleteAttribute)(Handle, int, void*, void*) noexcept nogil
-ctypedef int (*CreateKeyval)(CopyAttribute, DeleteAttribute, int*, void*) noexcept nogil
-ctypedef int (*SetAttribute)(Handle, int, void*) noexcept nogil
-ctypedef int (*UnlockAll)(Handle) noexcept nogil
-ctypedef int (*FreeWindow)(Handle*) noexcept nogil
-ctypedef int (*CreateOp)(void*, int, Handle*) noexcept nogil
-
-cdef struct Library:
-    Bcast bcast
-    Allreduce allreduce
-    Iallreduce iallreduce
-    Reduce reduce
-    Allgather allgather, alltoall
-    Allreduce reduce_scatter_block
-    Send send
-    Recv recv
-    Isend isend, irecv
-    Sendrecv sendrecv
-    Wait wait
-    Test test
-    Cancel cancel
-    Iprobe iprobe
-    Barrier barrier
-    Ibcast ibcast
-    Ibarrier ibarrier
-    GetElements get_elements
-    CreateKeyval create_keyval
-    SetAttribute set_attribute
-    UnlockAll unlock_all
-    FreeWindow free_window
+cdef struct Library:  # first the functions, in the order of MPI_FUNCTIONS
+    int (*bcast)(void*, int, Handle, int, Handle) noexcept nogil
+    int (*allreduce)(const void*, void*, int, Handle, Handle, Handle) noexcept nogil
+    int (*iallreduce)(const void*, void*, int, Handle, Handle, Handle, Handle*) noexcept nogil
+    int (*reduce)(const void*, void*, int, Handle, Handle, int, Handle) noexcept nogil
+    int (*allgather)(const void*, int, Handle, void*, int, Handle, Handle) noexcept nogil
+    int (*alltoall)(const void*, int, Handle, void*, int, Handle, Handle) noexcept nogil
+    int (*reduce_scatter_block)(const void*, void*, int, Handle, Handle, Handle) noexcept nogil
+    int (*send)(const void*, int, Handle, int, int, Handle) noexcept nogil
+    int (*recv)(void*, int, Handle, int, int, Handle, void*) noexcept nogil
+    int (*isend)(const void*, int, Handle, int, int, Handle, Handle*) noexcept nogil
+    int (*irecv)(void*, int, Handle, int, int, Handle, Handle*) noexcept nogil
+    int (*sendrecv)(const void*, int, Handle, int, int, void*, int, Handle, int, int, Handle, void*) noexcept nogil
+    int (*wait)(Handle*, void*) noexcept nogil
+    int (*test)(Handle*, int*, void*) noexcept nogil
+    int (*iprobe)(int, int, Handle, int*, void*) noexcept nogil
+    int (*cancel)(Handle*) noexcept nogil
+    int (*barrier)(Handle) noexcept nogil
+    int (*ibcast)(void*, int, Handle, int, Handle, Handle*) noexcept nogil
+    int (*ibarrier)(Handle, Handle*) noexcept nogil
+    int (*get_elements)(const void*, Handle, int*) noexcept nogil
+    int (*create_keyval)(void*, void*, int*, void*) noexcept nogil
+    int (*set_attribute)(Handle, int, void*) noexcept nogil
+    int (*unlock_all)(Handle) noexcept nogil
+    int (*free_window)(Handle*) noexcept nogil
     void* in_place
     Handle byte
-    int any_source, any_tag, pairwise_tag
+    int any_source, any_tag, pairwise_tag, largest_tag
     int source_at  # the source's offset in an MPI_Status, in bytes
     int status_bytes
     int handle_bytes
@@ -61,10 +37,20 @@ cdef struct Library:
     const Fold* folds[OPS][TYPES]  # reductions in memory of the node; NULL: MPI reduces
     uint64_t kinds[TYPES]  # kind and itemsize of values: equal for long and long long
 
+MPI_FUNCTIONS = (
+    "MPI_Bcast", "MPI_Allreduce", "MPI_Iallreduce", "MPI_Reduce", "MPI_Allgather", "MPI_Alltoall",
+    "MPI_Reduce_scatter_block", "MPI_Send", "MPI_Recv", "MPI_Isend", "MPI_Irecv", "MPI_Sendrecv", "MPI_Wait", "MPI_Test",
+    "MPI_Iprobe", "MPI_Cancel", "MPI_Barrier", "MPI_Ibcast", "MPI_Ibarrier", "MPI_Get_elements",
+    "MPI_Comm_create_keyval", "MPI_Comm_set_attr", "MPI_Win_unlock_all", "MPI_Win_free",
+)
+
 cdef Library mpi
 cdef unsigned long main_thread = threading.main_thread().ident
 cdef tuple NO_ARGUMENTS = ()
 cdef dict op_numbers = {}  # by the op, and by its name
+cdef object usual_op  # is compared first
+cdef type work_class
+cdef int usual_place
 cdef dict mpi_op_numbers = {}  # by the addresses of mpi4py's own ops
 cdef set bfloat16_numbers = set()  # NumPy's numbers of bfloat16
 cdef object exception_of, length_error, difference_error
@@ -86,41 +72,21 @@ def set_up(str path, dict names, object exception, object length, object differe
 
     `names`: the handles, offsets and sizes by the names of Library's fields; `datatypes` by NumPy's number; and
     `reductions`: for each op its keys, its letter in fold.h, and (datatype, op, kind, itemsize) by NumPy's number; and
-    `mpi_ops`: (mpi4py's op, key), where the op lives as long as mpi4py.
+    `mpi_ops`: (mpi4py's op, key), where the op lives as long as mpi4py; `sum` and `average`: these ops; `work_class`: of
+    asynchronous operations, a subclass of Pending.
     `exception` makes the exception for an error code of MPI, `length` for a message that is shorter than its array,
     `difference` for a call that differs on another rank.
     """
-    global exception_of, length_error, difference_error
+    global exception_of, length_error, difference_error, usual_op, usual_place, work_class
     cdef void* library = dlopen(path.encode(), RTLD_NOW | RTLD_NOLOAD)
     if library == NULL:
         raise ImportError(f"{path} is not loaded")
-    mpi.bcast = <Bcast>function(library, "MPI_Bcast")
-    mpi.allreduce = <Allreduce>function(library, "MPI_Allreduce")
-    mpi.iallreduce = <Iallreduce>function(library, "MPI_Iallreduce")
-    mpi.reduce = <Reduce>function(library, "MPI_Reduce")
-    mpi.allgather = <Allgather>function(library, "MPI_Allgather")
-    mpi.alltoall = <Allgather>function(library, "MPI_Alltoall")
-    mpi.reduce_scatter_block = <Allreduce>function(library, "MPI_Reduce_scatter_block")
-    mpi.send = <Send>function(library, "MPI_Send")
-    mpi.recv = <Recv>function(library, "MPI_Recv")
-    mpi.isend = <Isend>function(library, "MPI_Isend")
-    mpi.irecv = <Isend>function(library, "MPI_Irecv")
-    mpi.sendrecv = <Sendrecv>function(library, "MPI_Sendrecv")
-    mpi.wait = <Wait>function(library, "MPI_Wait")
-    mpi.test = <Test>function(library, "MPI_Test")
-    mpi.iprobe = <Iprobe>function(library, "MPI_Iprobe")
-    mpi.cancel = <Cancel>function(library, "MPI_Cancel")
-    mpi.barrier = <Barrier>function(library, "MPI_Barrier")
-    mpi.ibcast = <Ibcast>function(library, "MPI_Ibcast")
-    mpi.ibarrier = <Ibarrier>function(library, "MPI_Ibarrier")
-    mpi.get_elements = <GetElements>function(library, "MPI_Get_elements")
-    mpi.create_keyval = <CreateKeyval>function(library, "MPI_Comm_create_keyval")
-    mpi.set_attribute = <SetAttribute>function(library, "MPI_Comm_set_attr")
-    mpi.unlock_all = <UnlockAll>function(library, "MPI_Win_unlock_all")
-    mpi.free_window = <FreeWindow>function(library, "MPI_Win_free")
+    for i, name in enumerate(MPI_FUNCTIONS):
+        (<void**>&mpi)[<int>i] = function(library, name)
     mpi.in_place = <void*><uintptr_t>handle(names["in_place"])
     mpi.byte = handle(names["byte"])
-    mpi.any_source, mpi.any_tag, mpi.pairwise_tag = names["any_source"], names["any_tag"], names["pairwise_tag"]
+    mpi.any_source, mpi.any_tag = names["any_source"], names["any_tag"]
+    mpi.pairwise_tag, mpi.largest_tag = names["pairwise_tag"], names["largest_tag"]
     mpi.source_at = names["source_at"]
     mpi.status_bytes = names["status_bytes"]
     mpi.handle_bytes = names["handle_bytes"]
@@ -128,8 +94,6 @@ def set_up(str path, dict names, object exception, object length, object differe
         raise ImportError(f"an MPI_Status of {mpi.status_bytes} bytes, a handle of {mpi.handle_bytes}")
     for number, datatype in names["datatypes"].items():
         mpi.datatypes[<int>number] = handle(datatype)
-    op_numbers.clear()
-    mpi_op_numbers.clear()
     op_names[AVERAGE], op_names[PREMULTIPLIED] = "AVG", "PREMUL_SUM"
     for place, (keys, letter, table) in enumerate(names["reductions"]):
         op_names[place] = next(key.upper() for key in keys if isinstance(key, str))
@@ -142,6 +106,8 @@ def set_up(str path, dict names, object exception, object length, object differe
             mpi.kinds[<int>number] = <uint64_t>ord(kind) << 8 | <uint64_t>itemsize
         if letter != "-":
             reduce_halves(place, letter)
+    usual_op, usual_place, work_class = names["sum"], op_numbers[names["sum"]], names["work_class"]
+    op_numbers[names["average"]] = op_numbers["avg"] = AVERAGE
     for op, key in names["mpi_ops"]:
         mpi_op_numbers[<uintptr_t><PyObject*>op] = op_numbers[key]
     reduce_halves(AVERAGE, "a")
@@ -159,6 +125,9 @@ BFLOAT16_NUMBER = BFLOAT16  # in rows of the ring
 def learn_bfloat16(int number):
     """Reduce arrays whose dtype has this number of NumPy's as bfloat16."""
     bfloat16_numbers.add(number)
+
+
+ctypedef int (*CreateOp)(void*, int, Handle*) noexcept nogil
 
 
 def make_op(str path, str op, str code):
@@ -270,7 +239,7 @@ def prepare_end(comm_self):
     cdef int keyval = 0
     if not end_is_prepared:
         end_is_prepared = True
-        mpi.create_keyval(copy_nothing, before_the_end, &keyval, NULL)
+        mpi.create_keyval(<void*>copy_nothing, <void*>before_the_end, &keyval, NULL)
         mpi.set_attribute(handle(comm_self), keyval, NULL)
 
 

@@ -140,8 +140,7 @@ cdef class InNode(Path):
     cdef bint is_narrow(self, Array* array, int place, Py_ssize_t nbytes) except -1:
         """Whether `nbytes` bytes of an array's half precision are reduced in memory of the node."""
         cdef int number = column_of(array)
-        return (number == NPY_HALF or number == BFLOAT16) and place >= 0 and mpi.folds[place][number] != NULL and (
-            self.reduces_in_node(nbytes))
+        return (number == NPY_HALF or number == BFLOAT16) and self.folds_in_node(place, number, nbytes)
 
     cdef bint is_reduced(self, Array* array, int place) except -1:
         """Whether MPI or memory of the node reduces an ordinary array without preparation."""

@@ -20,32 +20,26 @@ cdef class Path:
     cdef readonly int place  # its number in the ring
     cdef long long entry  # the current blocking collective's, in the ring
     cdef Handle comm
-    cdef int rank, size, largest_tag
+    cdef int rank, size
     cdef bint is_alone  # the group has one rank: operations need neither communicate nor wait
     cdef Py_ssize_t largest, largest_async, largest_run  # most bytes; largest_run: of arrays packed into one
     cdef public Py_ssize_t shared_bytes
     cdef dict windows, in_flight
     cdef readonly object dispatcher
-    cdef object usual_op, timeout, work_class
-    cdef int usual_place
+    cdef object timeout
     cdef GPUPath gpu  # does the operations on other arrays than NumPy's; None: nothing does
 
     def __init__(self, comm, int rank, int size, dict windows, Py_ssize_t largest, Py_ssize_t largest_async,
-                 int largest_tag, usual_op, average, Py_ssize_t largest_run, type work_class):
+                 Py_ssize_t largest_run):
         """`comm`: the communicator's handle; `largest`: most bytes of a collective's array, `largest_run`: of
-        arrays packed into one; `usual_op`: the op that is compared first, SUM; `average`: AVG.
+        arrays packed into one.
         """
-        if not issubclass(work_class, Pending):
-            raise TypeError(f"{work_class!r} is no subclass of Pending")
         self.comm = handle(comm)
-        self.rank, self.size, self.largest_tag = rank, size, largest_tag
+        self.rank, self.size = rank, size
         self.windows = windows
         self.largest = min(largest, LARGEST_COUNT)
         self.largest_async = min(largest_async, LARGEST_COUNT)
         self.largest_run = min(largest_run, self.largest)
-        op_numbers[average] = op_numbers[average.name.lower()] = AVERAGE
-        self.usual_op, self.usual_place = usual_op, op_numbers[usual_op]
-        self.work_class = work_class
         global paths
         paths += 1
         self.place = paths
@@ -98,8 +92,8 @@ cdef class Path:
 
     cdef int place_of(self, object op) noexcept:
         """Return the row of an op in the tables; -1 if it has none."""
-        if op is self.usual_op:
-            return self.usual_place
+        if op is usual_op:
+            return usual_place
         try:
             return op_numbers.get(op, -1)
         except TypeError:  # it is not hashable, as MPI.SUM
@@ -107,12 +101,12 @@ cdef class Path:
 
     cdef inline bint is_tag(self, object tag) noexcept:
         cdef int overflow
-        return PyLong_CheckExact(tag) and 0 <= PyLong_AsLongAndOverflow(tag, &overflow) <= self.largest_tag
+        return PyLong_CheckExact(tag) and 0 <= PyLong_AsLongAndOverflow(tag, &overflow) <= mpi.largest_tag
 
     cdef inline bint is_reducible(self, Array* array, int place) noexcept:
         return (
             place >= 0 and PyArray_TYPE(array) < TYPES and mpi.reduced[place][PyArray_TYPE(array)] != 0
-            and (PyDict_Size(self.windows) == 0 or PyArray_NBYTES(array) < self.shared_bytes)
+            and not self.may_be_shared(PyArray_NBYTES(array))
         )
 
     cdef inline bint may_be_shared(self, Py_ssize_t nbytes) noexcept:

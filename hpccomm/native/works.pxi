@@ -204,7 +204,6 @@ cdef Py_ssize_t REAP_ABOVE, REAP_BYTES
 
 def set_up_works(in_flight, completed, info, work, Py_ssize_t reap_above, Py_ssize_t reap_bytes):
     """Set the states of a Work, the function that makes a WorkInfo, and the class Work."""
-    global IN_FLIGHT, COMPLETED, new_info, work_wait, work_has_ended, work_cancel, REAP_ABOVE
-    global REAP_BYTES
+    global IN_FLIGHT, COMPLETED, new_info, work_wait, work_has_ended, work_cancel, REAP_ABOVE, REAP_BYTES
     IN_FLIGHT, COMPLETED, new_info, REAP_ABOVE, REAP_BYTES = in_flight, completed, info, reap_above, reap_bytes
     work_wait, work_has_ended, work_cancel = work.wait, work.has_ended, work.cancel
