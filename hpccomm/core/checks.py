@@ -137,7 +137,7 @@ def _apart(operation: str, argument: str, outputs: list[Any]) -> None:
         if start < end and np.shares_memory(outputs[i], outputs[j]):
             raise ValueError(
                 f"{operation}: {argument}[{min(i, j)}] and {argument}[{max(i, j)}] share memory, and one result would "
-                f"replace the other; for new arrays: [np.empty(3) for _ in range(size)], not [np.empty(3)] * size{on_rank()}"
+                f"replace the other; write [np.empty(3) for _ in range(size)], not [np.empty(3)] * size{on_rank()}"
             )
 
 

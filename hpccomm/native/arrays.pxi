@@ -118,7 +118,9 @@ cdef void pack(list arrays, Py_ssize_t first, Py_ssize_t last, char* flat, Py_ss
     cdef char* data
     for i in range(first, last):
         data = <char*>PyArray_DATA(<Array*>PyList_GET_ITEM(arrays, i))
-        nbytes = PyArray_NBYTES(<Array*>PyList_GET_ITEM(arrays, i)) // rows
+        nbytes = nbytes_at(arrays, i)
+        if rows > 1:  # a division takes as long as the copy of a small array
+            nbytes //= rows
         for row in range(rows):
             if packs:
                 copy_bytes(flat + row * width, data + row * nbytes, nbytes)

@@ -160,7 +160,7 @@ cdef class Lists(Collectives):
             return False
         cdef list xs = arrays
         cdef int itemsize = mpi.kinds[number] & 255
-        cdef Py_ssize_t first = 0, n = PyList_GET_SIZE(xs), total = self.bytes_of(xs, 0, n, number), i = n, run = total
+        cdef Py_ssize_t first = 0, n = PyList_GET_SIZE(xs), total = self.bytes_of(xs, number), i = n, run = total
         cdef Py_ssize_t largest = self.largest_run // itemsize * itemsize
         if total < 0 or self.may_be_shared(total):
             return False
@@ -186,7 +186,7 @@ cdef class Lists(Collectives):
 
     def broadcast_coalesced(self, arrays, root):
         """Do a broadcast of many arrays of one dtype, packed into few, or return False."""
-        return is_rank(root, self.size) and self.in_runs(BROADCAST_COALESCED, arrays, arrays, 1, PyLong_AsLong(root), 0)
+        return is_rank(root, self.size) and self.in_runs(BROADCAST_COALESCED, arrays, arrays, 1, PyLong_AsLong(root), NOBODY)
 
     def all_gather_single_coalesced(self, outputs, inputs):
         """Like broadcast_coalesced, for all_gather_single."""
@@ -201,27 +201,28 @@ cdef class Lists(Collectives):
 
     cdef bint in_runs(self, int what, larger, smaller, int rows, int root, int place) except -1:
         """Do a coalesced operation in runs of neighbours as in mpi/coalesced.py; `larger` arrays have `rows` parts."""
-        cdef int code = 0, number = self.type_of_first(larger), itemsize
+        cdef int code = 0, number = self.type_of_first(larger)
+        cdef bint broadcasts = what == BROADCAST_COALESCED, has_root = self.rank == root
         if number < 0 or not PyList_CheckExact(smaller):
             return False
-        cdef list ys = list(larger), xs = list(smaller)  # other threads may change the program's lists
-        cdef Py_ssize_t i, first = 0, n = len(ys), total = self.bytes_of(ys, 0, n, number)
-        if len(xs) != n or total < 0 or self.bytes_of(xs, 0, n, number) < 0:
+        cdef list ys = list(larger), xs = ys if broadcasts else list(smaller)  # other threads may change the program's lists
+        cdef Py_ssize_t i, first, n = len(ys), total = self.bytes_of(ys, number)
+        if len(xs) != n or total < 0 or what == REDUCE_SCATTER_COALESCED and self.may_be_shared(total):
             return False
-        if what == REDUCE_SCATTER_COALESCED and self.may_be_shared(total):
-            return False
-        for i in range(n):
-            if nbytes_at(ys, i) != nbytes_at(xs, i) * rows:
+        if not broadcasts:
+            if self.bytes_of(xs, number) < 0:
                 return False
-        cdef Py_ssize_t part, packed = self.largest_run
-        cdef bint broadcasts = what == BROADCAST_COALESCED, has_root = self.rank == root
+            for i in range(n):
+                if nbytes_at(ys, i) != nbytes_at(xs, i) * rows:
+                    return False
+        cdef Py_ssize_t run, part, count, packed = min(total, self.largest_run)
+        cdef int itemsize = PyArray_ITEMSIZE(<Array*>PyList_GET_ITEM(ys, 0))
         # If inputs and outputs share memory, all inputs are packed before any output is written.
         cdef bint communicates, packs_first = not broadcasts and may_overlap(xs, ys)
         packs_first = packs_first and (total <= self.largest_run or do_overlap(xs, ys))
         if packs_first:
             packed = total if what == REDUCE_SCATTER_COALESCED else total // rows
-        itemsize = PyArray_ITEMSIZE(<Array*>PyList_GET_ITEM(ys, 0))
-        self.make_scratch(packed + self.largest_run)
+        self.make_scratch(packed if broadcasts else packed + self.largest_run)
         self.notes(what, number, total if broadcasts else total + total // rows, place, root)
         cdef char* data
         cdef char* out = self.scratch + (0 if broadcasts else packed)
@@ -229,25 +230,26 @@ cdef class Lists(Collectives):
         cdef list outputs = xs if what == REDUCE_SCATTER_COALESCED else ys
         cdef int rows_in = rows if what == REDUCE_SCATTER_COALESCED else 1
         cdef int rows_out = rows if what == ALL_GATHER_COALESCED else 1
-        for communicates in (False, True):
+        for communicates in range(not packs_first, 2):
             first, data = 0, self.scratch
             while first < n and code == 0:
-                i, total = first, 0
-                while i < n and (i == first or total + nbytes_at(ys, i) <= self.largest_run):
-                    total += nbytes_at(ys, i)
-                    i += 1
-                part = total // rows
+                i, run = n, total
+                if total > self.largest_run:
+                    i, run = first, 0
+                    while i < n and (i == first or run + nbytes_at(ys, i) <= self.largest_run):
+                        run += nbytes_at(ys, i)
+                        i += 1
+                part = run // rows
+                count = part // itemsize
                 if communicates != packs_first and (has_root or not broadcasts):
                     pack(inputs, first, i, data, rows_in, part, True)
                 if communicates:
                     if broadcasts:
-                        code = self.broadcast_memory(
-                            data, total // itemsize, total, mpi.datatypes[number], mpi.kinds[number], root)
+                        code = self.broadcast_memory(data, count, part, mpi.datatypes[number], mpi.kinds[number], root)
                     elif what == ALL_GATHER_COALESCED:
-                        code = self.all_gather_memory(
-                            out, data, part // itemsize, part, mpi.datatypes[number], mpi.kinds[number])
+                        code = self.all_gather_memory(out, data, count, part, mpi.datatypes[number], mpi.kinds[number])
                     else:
-                        code = self.reduce_scatter_memory(out, data, part // itemsize, number, itemsize, place)
+                        code = self.reduce_scatter_memory(out, data, count, number, itemsize, place)
                     if code == 0 and not has_root:
                         pack(outputs, first, i, out, rows_out, part, False)
                 if packs_first:
@@ -263,12 +265,12 @@ cdef class Lists(Collectives):
         if PyList_GET_SIZE(output_lists) != self.size:
             return False
         cdef list xs = list(arrays), ys = []
-        cdef Py_ssize_t i, first, n = len(xs), total = self.bytes_of(xs, 0, n, number)
+        cdef Py_ssize_t i, first, n = len(xs), total = self.bytes_of(xs, number)
         for outputs in output_lists:
             if not PyList_CheckExact(outputs) or PyList_GET_SIZE(outputs) != n:
                 return False
             ys += outputs
-        cdef Py_ssize_t received = self.bytes_of(ys, 0, n * self.size, number)
+        cdef Py_ssize_t received = self.bytes_of(ys, number)
         if received < 0 or total < 0:
             return False
         for i in range(n):
@@ -323,11 +325,11 @@ cdef class Lists(Collectives):
             return -1
         return PyArray_TYPE(<Array*><PyObject*>items[0]) if type_of(<Array*><PyObject*>items[0]) else -1
 
-    cdef Py_ssize_t bytes_of(self, list arrays, Py_ssize_t first, Py_ssize_t last, int number) except -2:
+    cdef Py_ssize_t bytes_of(self, list arrays, int number) except -2:
         """Return the total bytes of arrays of one dtype; -1 if one is not ordinary."""
         cdef Array* x
         cdef Py_ssize_t i, total = 0
-        for i in range(first, last):
+        for i in range(PyList_GET_SIZE(arrays)):
             x = plain(<object>PyList_GET_ITEM(arrays, i), self.largest_run)
             if x == NULL or PyArray_TYPE(x) != number:
                 return -1

@@ -46,6 +46,7 @@ def every_operation(layout: Any, n: int, me: int) -> None:
     hc.reduce_scatter(layout(np.zeros(2)), [layout(np.zeros(2)) for _ in range(n)])
     hc.all_to_all([layout(np.zeros(2)) for _ in range(n)], [layout(np.zeros(2)) for _ in range(n)])
     hc.all_reduce_coalesced([layout(np.zeros(2)), layout(np.zeros(3))], "avg")
+    hc.broadcast_coalesced([layout(np.zeros(2)), layout(np.zeros(3))], n - 1)
     hc.barrier()
     hc.barrier(async_op=True).wait()
     hc.broadcast(layout(np.zeros(2)), n - 1, async_op=True).wait()
