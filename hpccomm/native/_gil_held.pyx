@@ -18,8 +18,14 @@ cdef extern from "gil_held.h" nogil:
         int ends, path
         const long long* counts[4]
         HeldNote notes[8]
-    ctypedef struct HeldRing:
-        pass
+    ctypedef struct Held:
+        int rank, size, signal_number, stack_file, terminal
+        char package[1024]
+        char places[2][1024]
+        void* ring
+        void* cuda_event_query
+        void* cuda_capture_mode
+    Held held
     void held_link(HeldGroup* group)
     void held_unlink(HeldGroup* group)
     int held_begin(HeldGroup* group, const char* name, long long number, void* event)
@@ -29,26 +35,11 @@ cdef extern from "gil_held.h" nogil:
     int held_free_signal(int first)
     const int SIGRTMIN
 
-cdef extern from *:
-    """
-    static void held_configure(int rank, int size, const char *package, int signal_number, int stack_file, int terminal)
-    {
-        held.rank = rank, held.size = size, held.signal_number = signal_number, held.stack_file = stack_file;
-        held.terminal = terminal;
-        snprintf(held.package, sizeof held.package, "%s", package);
-    }
-    static void held_place_is(int i, const char *path) { snprintf(held.places[i], sizeof held.places[i], "%s", path); }
-    static void held_ring_is(void *function) { held.ring = (int (*)(HeldRing *, int))function; }
-    static void held_cuda_is(void *query, void *mode)
-    {
-        held.cuda_capture_mode = (int (*)(int *))mode;
-        held.cuda_event_query = (int (*)(void *))query;
-    }
-    """
-    void held_configure(int rank, int size, const char* package, int signal_number, int stack_file, int terminal)
-    void held_place_is(int i, const char* path)
-    void held_ring_is(void* function)
-    void held_cuda_is(void* query, void* mode)
+cdef int keep(char* place, size_t room, str text) except -1:
+    """Copy a text, shortened if necessary, to a zeroed `place`; its last byte stays 0."""
+    cdef bytes encoded = text.encode()
+    strncpy(place, encoded, room - 1)
+    return 0
 
 
 @cython.no_gc_clear
@@ -60,7 +51,7 @@ cdef class Notes:
 
     def __cinit__(self, str name, double limit, str on_timeout):
         memset(&self.group, 0, sizeof(self.group))
-        strncpy(self.group.name, name.encode(), sizeof(self.group.name) - 1)
+        keep(self.group.name, sizeof(self.group.name), name)
         self.group.limit = limit
         self.group.ends = on_timeout == "abort"
         held_link(&self.group)
@@ -71,7 +62,7 @@ cdef class Notes:
     def identify(self, str key):
         """Set the group's name among all ranks, which is not known when the group is made."""
         if not self.group.key[0]:
-            strncpy(self.group.key, key.encode(), sizeof(self.group.key) - 1)
+            keep(self.group.key, sizeof(self.group.key), key)
 
     def follow(self, fast_path):
         """From now on read the counts of a compiled fast path, and its operations in the ring."""
@@ -106,20 +97,21 @@ def start(int rank, int size, str package, int signal_number, int stack_file, in
     stacks of all threads to `stack_file`; `terminal`: a file for reports beside stderr, or -1; `ring`: the result of
     `fastpath.blocking_address()`.
     """
-    held_configure(rank, size, package.encode(), signal_number, stack_file, terminal)
-    held_ring_is(<void*>ring)
+    held.rank, held.size, held.signal_number, held.stack_file = rank, size, signal_number, stack_file
+    held.terminal, held.ring = terminal, <void*>ring
+    keep(held.package, sizeof(held.package), package)
     return held_start() == 0
 
 
 def answer_in(str first, str second):
     """Set the folders in which other ranks may ask for a report."""
-    held_place_is(0, first.encode())
-    held_place_is(1, second.encode())
+    keep(held.places[0], sizeof(held.places[0]), first)
+    keep(held.places[1], sizeof(held.places[1]), second)
 
 
 def ask_cuda(uintptr_t event_query, uintptr_t capture_mode):
     """Set the addresses of cuEventQuery and cuThreadExchangeStreamCaptureMode."""
-    held_cuda_is(<void*>event_query, <void*>capture_mode)
+    held.cuda_capture_mode, held.cuda_event_query = <void*>capture_mode, <void*>event_query
 
 
 def know(str token):

@@ -7,9 +7,7 @@
    Operations are noted with the GIL held, and read while a C call holds it. The mutex protects groups from being freed
    at the moment when the GIL is free again: no thread holds it while it writes output or waits. */
 #pragma once
-#define _GNU_SOURCE
 #include <Python.h>
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>

@@ -440,15 +440,7 @@ cdef class GPUPath:
 
 cdef inline int start_of(int what) noexcept nogil:
     """Return the number of the persistent form of an operation."""
-    if what == ALL_REDUCE:
-        return ALL_REDUCE_START
-    if what == BROADCAST:
-        return BROADCAST_START
-    if what == ALL_GATHER:
-        return ALL_GATHER_START
-    if what == REDUCE_SCATTER:
-        return REDUCE_SCATTER_START
-    return COALESCED_START
+    return COALESCED_START if what == COALESCED else what + BROADCAST_START - BROADCAST
 
 
 cdef inline int of_cuda(int code) noexcept nogil:

@@ -21,7 +21,7 @@ cdef enum:
     REDUCE_SCATTER_COALESCED
     ALL_GATHER_LISTS
     SPARSE
-    BROADCAST_START  # persistent operations
+    BROADCAST_START  # persistent operations, in the order of the first ones
     ALL_REDUCE_START
     ALL_GATHER_START
     REDUCE_SCATTER_START

@@ -23,8 +23,12 @@ typedef uint64_t Bits __attribute__((vector_size(32)));
 /* Load four numbers from x[i] on; past the end of x, zeros. */
 #define LOAD(four, x, i, n) \
     do { \
-        if ((n) - (i) < 4) memset(&(four), 0, sizeof(four)); \
-        memcpy(&(four), (x) + (i), ((n) - (i) < 4 ? (n) - (i) : 4) * sizeof(double)); \
+        if ((n) - (i) < 4) { \
+            memset(&(four), 0, sizeof(four)); \
+            memcpy(&(four), (x) + (i), ((n) - (i)) * sizeof(double)); \
+        } else { \
+            memcpy(&(four), (x) + (i), sizeof(four)); \
+        } \
     } while (0)
 
 /* Return the largest absolute value of x, or of the products of x and y; INFINITY if one is infinite or NaN. */
@@ -36,11 +40,9 @@ static double sums_largest(const double *x, const double *y, size_t n)
     Integers is_special = EVERY(0);
     double largest = 0.0;
     for (size_t i = 0; i < n; i += 4) {
-        if (n - i >= 4) memcpy(&four, x + i, sizeof(four));
-        else LOAD(four, x, i, n);
+        LOAD(four, x, i, n);
         if (y) {
-            if (n - i >= 4) memcpy(&other, y + i, sizeof(other));
-            else LOAD(other, y, i, n);
+            LOAD(other, y, i, n);
             four *= other;
         }
         Integers size = (Integers)four & no_sign;
@@ -104,8 +106,7 @@ static int sums_of_two_grids(const double *x, size_t n, double limit, double fir
     Grids grids = sums_grids(first, second);
     Doubles four;
     for (size_t i = 0; i < n; i += 4) {
-        if (n - i >= 4) memcpy(&four, x + i, sizeof(four));
-        else LOAD(four, x, i, n);
+        LOAD(four, x, i, n);
         sums_add(&grids, &four);
         grids.is_left |= ~((Doubles)((Integers)four & no_sign) < limits);
     }
@@ -145,13 +146,8 @@ static int sums_of_products(
     Integers is_exact = EVERY(-1);
     Doubles a, b, product, error;
     for (size_t i = 0; i < n; i += 4) {
-        if (n - i >= 4) {
-            memcpy(&a, x + i, sizeof(a));
-            memcpy(&b, y + i, sizeof(b));
-        } else {
-            LOAD(a, x, i, n);
-            LOAD(b, y, i, n);
-        }
+        LOAD(a, x, i, n);
+        LOAD(b, y, i, n);
         sums_multiply(&a, &b, &product, &error, &is_exact);
         sums_add(&products, &product);
         sums_add(&errors, &error);
@@ -171,8 +167,7 @@ static int sums_extent(const double *x, size_t n, double extent[2])
     Doubles most = zero, least = none, four;
     Integers is_special = EVERY(0);
     for (size_t i = 0; i < n; i += 4) {
-        if (n - i >= 4) memcpy(&four, x + i, sizeof(four));
-        else LOAD(four, x, i, n);
+        LOAD(four, x, i, n);
         is_special |= (Integers)(four - four);
         Integers size = (Integers)four & no_sign;
         Integers is_larger = (Doubles)size > most;
