@@ -32,6 +32,7 @@ from .records import Record, key_of_operation
 from .reported import without_collector
 from .ring import ring_records
 from .sources import SOURCES
+from .trace.files import save
 from .waiting import LOST
 from .words import LARGEST_JOB, as_ranges, ranks_by_value, tag_in_words
 
@@ -162,6 +163,8 @@ class Reporter:
             report = self.state(reason, elapsed)
             report["answers"] = answers
             report["left"] = report["left"] or has_left
+            if answers and not answers.endswith(COUNTS):  # another rank may end the job once it has the report
+                save(self.folder.places[0], is_final=False)
             return self.folder.put(f"rank{self.rank}.json", json.dumps(report, separators=(",", ":")))
 
     def answer(self, elapsed: Mapping[Any, float]) -> None:

@@ -145,10 +145,19 @@ EXCEPTION = """
         raise RuntimeError("broken")
     hc.all_reduce(np.ones(4))
     """
+LATE = """
+    import numpy as np, hpccomm as hc
+    from hpccomm.core import ending
+    ending.SHORTEST_MEETING = 2
+    with hc.init_process_group(timeout=2, on_timeout="warn") as world:
+        if world.rank != 1:
+            hc.all_reduce(np.ones(4))
+        hc.all_reduce(np.ones(4))
+    """
 
 
 @serial
-@pytest.mark.parametrize("program", [HANG, EXCEPTION], ids=["hang", "exception"])
+@pytest.mark.parametrize("program", [HANG, EXCEPTION, LATE], ids=["hang", "exception", "time limit of destroy"])
 def test_a_job_that_is_ended_leaves_its_recordings(tmp_path: Path, program: str) -> None:
     (tmp_path / "program.py").write_text(textwrap.dedent(program))
     env = {"HPCCOMM_TRACE": "stack", "HPCCOMM_DEBUG_DIR": str(tmp_path)}
@@ -162,6 +171,10 @@ def test_a_job_that_is_ended_leaves_its_recordings(tmp_path: Path, program: str)
         assert found.culprits == [1]
         assert "ranks 0, 2 are in all_reduce #2 of 'world'" in found.lines[0]
         assert "rank 1 is in recv #1 of 'world'" in found.lines[0]
+    if program is LATE:
+        found = history(traces)
+        assert found.culprits == [1]
+        assert "rank 1 never reached all_reduce #2 of 'world' (32 B float64); ranks 0, 2 wait there" in found.lines[0]
 
 
 @serial
@@ -185,6 +198,9 @@ def test_recordings_of_two_runs_are_not_mixed(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "run-b" / "rank1.trace.json").write_text(file.read_text().replace('"size":1', '"size":2'))
     assert main(["trace", str(tmp_path)]) == 2
     assert f"{tmp_path} has recordings of jobs of 1 and 2 ranks" in capsys.readouterr().err
+    file.unlink()
+    assert main(["trace", str(tmp_path / "run-b")]) == 2
+    assert "there is no recording of rank 1" in capsys.readouterr().out
 
 
 def test_a_recording_survives_its_file(process_group: hc.ProcessGroup, tmp_path: Path) -> None:

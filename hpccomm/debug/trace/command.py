@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``hpccomm trace``."""
     parser.description = (
         "Compare the operations that the ranks of a program with HPCCOMM_TRACE=1 have recorded, and name ranks that "
-        "differ. Exits with 1 if one does, with 2 if there are no recordings."
+        "differ. Exits with 1 if one does, with 2 if a rank has no recording."
     )
     parser.epilog = "examples:\n  hpccomm trace reports --summary\n  hpccomm trace reports --html timeline.html"
     parser.add_argument("folder", help="the folder of the recordings (HPCCOMM_DEBUG_DIR, or hpccomm-debug-*)")
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the verdict and other requested output; return 1 if it names a rank, 2 without recordings."""
+    """Print the verdict and other requested output; return 1 if it names a rank, 2 if a recording is missing."""
     try:
         traces = read(arguments.folder)
     except (OSError, ValueError) as error:
@@ -72,4 +72,4 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.html:
         arguments.html.write_text(html(traces, found), encoding="utf-8")
         tell(f"{arguments.html}: open it in a browser")
-    return 1 if found.culprits else 0
+    return 1 if found.culprits else 2 if len(traces) < traces[0].size else 0

@@ -143,13 +143,13 @@ def write_trace(folder: str | Path, is_final: bool = True) -> Path:
     return put(folder, f"rank{rank}{SUFFIX}", json.dumps(document, separators=(",", ":")))
 
 
-def save(folder: str | Path) -> Path | None:
-    """Write the recording at the end of the process; return None if there is none or it can't be written."""
+def save(folder: str | Path, is_final: bool = True) -> Path | None:
+    """Write the recording when the process ends, or may soon; return None if there is none or it can't be written."""
     recorder = recorders.recorder()
     if recorder is None or not recorder.records():
         return None
     with contextlib.suppress(OSError):
-        return write_trace(folder)
+        return write_trace(folder, is_final)
     return None
 
 
