@@ -294,11 +294,13 @@ class Search:
     def _difference(self, record: Record, records: Mapping[int, Record]) -> Verdict:
         different = sides(records)
         shown = "; ".join(self._called(side, records) for side in reversed(different))
-        earlier = ranks_by_value((rank, self._ranks[rank].calls_before(record)) for rank in records)
-        if len(earlier) > 1:  # the error is older than the operation
+        before = {rank: self._ranks[rank].calls_before(record) for rank in records}
+        says_more = any(calls not in ("nothing", records[rank].in_detail()) for rank, calls in before.items())
+        earlier = ranks_by_value(before.items())
+        if len(earlier) > 1 and says_more:  # the error is older than the operation
             different = sorted(earlier.values(), key=len)
             others = ", ".join(f"{ranks_in_words(side)} {calls}" for calls, side in earlier.items())
-            shown = f"{shown}; calls before it: {others}"
+            shown = f"{shown}; calls since #{record.number - 1}: {others}"
         names, forms = ({getattr(each, field) for each in records.values()} for field in ("name", "async_op"))
         why = ": MPI does not match a blocking call with an asynchronous one" if len(names) == 1 < len(forms) else ""
         return Verdict(minority(different), [f"the ranks differ in {_title(record)}: {shown}{why}"])

@@ -550,7 +550,17 @@ def test_calls_that_are_no_operations_are_compared() -> None:
     assert found.culprits == [1]
     assert "ranks 1-2 call barrier at train.py:88" in text(found)
     assert "rank 0 calls new_group (ranks 0, 1) at groups.py:2" in text(found)
-    assert "calls before it: ranks 0, 2 new_group (ranks 0, 1), rank 1 new_group (ranks 0)" in text(found)
+    assert "calls since #1: ranks 0, 2 new_group (ranks 0, 1), rank 1 new_group (ranks 0)" in text(found)
+
+
+def test_a_call_is_not_named_again_as_a_call_before_it() -> None:
+    reports = [report(rank, 3, is_in("all_reduce", 2)) for rank in (0, 2)]
+    leaving = is_in("destroy", 2, dtype="", op="", where="train.py:2")
+    reports.append(with_past(report(1, 3, leaving), (1, "destroy", "", 0)))
+    assert text(verdict(reports, 3)) == (
+        "the ranks differ in operation #2 of 'world': ranks 0, 2 call all_reduce (1048576 float32, SUM) at "
+        "train.py:91; rank 1 calls destroy at train.py:2"
+    )
 
 
 def polls(name: str, peer: int | None) -> dict[str, Any]:
