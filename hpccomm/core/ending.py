@@ -6,6 +6,8 @@ They meet in a polled barrier: it raises an error if a rank does not come, and l
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from .group import ProcessGroup
 
 SHORTEST_MEETING = 10.0  # the least seconds to wait for other ranks in destroy, even if the group's timeout is shorter
+LONGEST_GOODBYE = 5.0  # seconds after Ctrl-C in which other ranks may end the job
 LONGEST_END = 5.0  # seconds for operations in flight to end when their group is given up
 LONELY = 2.0  # seconds that a rank waits for others at the end before it prints a message
 SPEAKERS = 8  # ranks of a group that may print it in destroy: in a large group many may wait for a moment
@@ -125,7 +128,12 @@ def leave(group: ProcessGroup, tells: bool) -> None:
             )
 
     try:
-        _wait_for_all(group, say, frees=False)
+        try:
+            _wait_for_all(group, say, frees=False)
+        except KeyboardInterrupt:  # ranks that wait for this one inside MPI end the job and report this rank's place
+            signal.signal(signal.SIGALRM, lambda *_: os._exit(130))  # no thread starts while Python 3.12 exits
+            signal.setitimer(signal.ITIMER_REAL, LONGEST_GOODBYE)
+            _wait_for_all(group, say, frees=False)
     except Exception as error:
         if failures.translated("leave", error, group.comm) is None:  # don't wait for dead ranks
             raise

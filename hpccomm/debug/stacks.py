@@ -115,9 +115,11 @@ def calls_in_flight(without: int = 0, exactly: bool = False) -> Iterator[CallInF
 
 
 def call_of_thread(thread: int) -> CallInFlight | None:
-    """Return the call that a thread of the program is in."""
+    """Return the call that a thread of the program is in, or a request that it waits for."""
     frame = sys._current_frames().get(thread)
-    return None if frame is None else _call_in(frame, _waits_in_c().get(thread))
+    if frame is None:
+        return None
+    return _call_in(frame, _waits_in_c().get(thread)) or next(_waits_for_requests(frame, exactly=True), None)
 
 
 def tasks_in_flight() -> Iterator[tuple[Record, float]]:

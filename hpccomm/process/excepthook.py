@@ -76,7 +76,8 @@ class AbortOnException:
             with contextlib.suppress(Exception):
                 self.at_the_end(f"{kind.__name__}: {error}")
         hint = _at_the_end_of_a_block(trace) or _arguments_taken(error)
-        with said_once(Words(lines, f"hpccomm: {kind.__name__} on {{ranks}} ends the job{hint}")) as texts:
+        who = "Ctrl-C" if _is_ctrl_c(kind, trace) else f"{kind.__name__} on {{ranks}}"
+        with said_once(Words(lines, f"hpccomm: {who} ends the job{hint}")) as texts:
             for text in texts:
                 tell(text)
             if isinstance(sys.stderr, io.StringIO):  # torch's hook collects the output to print it later
@@ -113,6 +114,13 @@ def _raises(entry: TracebackType) -> bool:
     return entry.tb_frame.f_code.co_code[entry.tb_lasti] == dis.opmap["RAISE_VARARGS"]
 
 
+def _is_ctrl_c(kind: type[BaseException], trace: TracebackType | None) -> bool:
+    """Whether Python has raised KeyboardInterrupt, not the program."""
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return kind is KeyboardInterrupt and not (trace is not None and _raises(trace))
+
+
 def _goes_on() -> bool:
     """Whether the program still runs because C code has only printed an exception (Cython's ``__dealloc__``).
 
@@ -132,7 +140,7 @@ def _at_the_end_of_a_block(trace: TracebackType | None) -> str:
 
     codes = (frame.f_code for frame, _ in walk_tb(trace))
     if any(code.co_name == "__exit__" and code.co_filename.startswith(PACKAGE) for code in codes):
-        return "; it was at the end of its `with` block, and waited for the other ranks to come there"
+        return "; at the end of a `with` block, a rank waits for the other ranks to come there"
     return ""
 
 

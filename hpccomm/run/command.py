@@ -9,7 +9,6 @@ import math
 import os
 import re
 import runpy
-import signal
 import sys
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +24,6 @@ from ..process.stderr import tell
 from .at_import import AtImport
 from .main_module import CantOpenError, folder_of, run_code, run_file, run_module
 
-LONGEST_GOODBYE = 5.0  # seconds after Ctrl-C in which other ranks may end the job
 PACKAGE = os.path.dirname(errors.__file__) + os.sep
 
 
@@ -251,12 +249,7 @@ def _leave(group: Any, pid: int) -> None:
     from mpi4py import MPI
 
     if os.getpid() == pid and not MPI.Is_finalized():
-        try:
-            group.leave(tells=False)
-        except KeyboardInterrupt:  # ranks that wait for this one inside MPI end the job and report this rank's place
-            signal.signal(signal.SIGALRM, lambda *_: os._exit(130))  # no thread starts while Python 3.12 exits
-            signal.setitimer(signal.ITIMER_REAL, LONGEST_GOODBYE)
-            group.leave(tells=False)
+        group.leave(tells=False)
 
 
 # -- types of options; argparse names the option that one of them refuses ---------------------------------

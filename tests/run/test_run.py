@@ -17,7 +17,7 @@ from mpi4py import MPI
 from hpccomm.debug.trace.files import read as read_traces
 from hpccomm.process.environment import LAUNCHERS
 
-from ..launch import ROOT, WATCHED, clean_environment, launch, run_program
+from ..launch import ROOT, UNTIL_IN_MPI, WATCHED, clean_environment, launch, run_program
 
 pytestmark = pytest.mark.serial
 
@@ -190,7 +190,7 @@ def test_ctrl_c_on_one_rank_ends_the_job(tmp_path: Path) -> None:
     assert (status, output) == (1, "")
     lines = [line for line in errors.splitlines() if line.startswith("[rank 1]")]
     assert lines[0] == "[rank 1] Traceback (most recent call last):"
-    assert "hpccomm: KeyboardInterrupt on rank 1 ends the job" in errors
+    assert "hpccomm: Ctrl-C ends the job" in errors
 
 
 INTERRUPTED = """
@@ -220,6 +220,7 @@ def test_ctrl_c_inside_mpi_ends_the_job(tmp_path: Path) -> None:
 
 ENDS = {
     "it sleeps": ("time.sleep(1000)", r"it (has ended by KeyboardInterrupt at|is in the program at)"),
+    "it sleeps, others wait for a request": ("time.sleep(1000)", r"it (has ended by KeyboardInterrupt at|is in the)"),
     "its program has ended": ("sys.exit()", "it has come to the end of its program"),
     "it waits for a lock": ("threading.Semaphore(0).acquire()", r"it (has ended by KeyboardInterrupt at|is in the)"),
     "it is in a call of C": (
@@ -233,31 +234,31 @@ ENDS = {
 @pytest.mark.parametrize("case", ENDS)
 def test_ctrl_c_in_a_job_that_hangs_has_one_verdict(case: str, tmp_path: Path) -> None:
     body, said = ENDS[case]
+    waits = "Ibarrier().Wait" if "request" in case else "Barrier"
     program = f"""
         import ctypes, os, pathlib, signal, sys, threading, time
         from mpi4py import MPI
         comm = MPI.COMM_WORLD
         row = comm.Split(0)
         def press():
-            while sys._current_frames()[main].f_code.co_name != "Barrier":
-                time.sleep(0.05)
-            time.sleep(0.5)
+            until_in_mpi()
             pathlib.Path(sys.argv[1]).mkdir(exist_ok=True)
             (pathlib.Path(sys.argv[1]) / f"waits{{comm.rank}}").touch()
             while comm.rank == 0 and not (pathlib.Path(sys.argv[1]) / "waits2").exists():
                 time.sleep(0.05)
             for process in pids if comm.rank == 0 else ():
                 os.kill(process, signal.SIGINT)
-        main, pids = threading.get_ident(), comm.allgather(os.getpid())
+        pids = comm.allgather(os.getpid())
         if comm.rank == 1:
             {body}
         else:
             threading.Thread(target=press, daemon=True).start()
-            comm.Barrier()
+            comm.{waits}()
         """
+    program = UNTIL_IN_MPI + textwrap.dedent(program)
     finished = watched(program, tmp_path, 3, tmp_path / "marks", options=("--debug-dir", tmp_path / "reports"))
     assert finished.returncode not in (0, 124), finished.stderr
-    assert len(re.findall(r"rank 1 never reached Barrier #3 of 'COMM_WORLD': " + said, finished.stderr)) == 1
+    assert len(re.findall(r"rank 1 never reached I?[Bb]arrier #3 of 'COMM_WORLD': " + said, finished.stderr)) == 1
     assert finished.stderr.count("Ctrl-C, inside MPI") == 1
     ours = ("hpccomm/run", "hpccomm/debug", "hpccomm/cli", "bin/hpccomm", "<frozen")
     assert not any(each in finished.stderr for each in ours), finished.stderr
