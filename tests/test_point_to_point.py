@@ -180,6 +180,12 @@ def test_a_message_longer_than_the_array_is_an_error_and_the_group_goes_on(proce
             work.wait()
         assert work.status is hc.WorkStatus.FAILED
         assert isinstance(work.exception(), hc.DistBackendError)
+    sent, rows = np.zeros(3 if process_group.rank == 1 else 2), [np.zeros(2) for _ in range(process_group.size)]
+    if process_group.rank == 0:  # several requests
+        with pytest.raises(hc.DistBackendError, match=r"on all ranks\? HPCCOMM_DEBUG=DETAIL compares the ranks' calls"):
+            hc.gather(sent, rows, dst=0)
+    else:
+        hc.gather(sent, dst=0)
     check = np.ones(1)
     hc.all_reduce(check)
     assert check[0] == process_group.size

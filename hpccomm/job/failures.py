@@ -27,6 +27,8 @@ HOW_TO_START = "start the job with Open MPI's `mpirun --with-ft ulfm`"
 PAUSE = 0.1  # seconds between two checks for deaths
 LONGEST_NEWS = 5.0  # seconds to wait after an error until MPI names the dead ranks
 
+COMPARE = "HPCCOMM_DEBUG=DETAIL compares the ranks' calls"
+AGREE = f"do sizes and dtypes agree on all ranks? {COMPARE}"
 next_step = "shrink_group() makes a group of the ranks that are left"  # `Reserve` replaces it if there are spares
 reserves: weakref.WeakKeyDictionary[Any, Reserve] = weakref.WeakKeyDictionary()  # of worlds with spares
 unsafe_buffers: list[Any] = []  # buffers of failed operations, kept alive because MPI may still write to them
@@ -195,9 +197,17 @@ def backend_error(operation: str, error: MPI.Exception) -> DistBackendError:
     """Return a DistBackendError with the text of MPI's error."""
     from mpi4py import MPI
 
-    hint, text = "", error.Get_error_string().strip()
-    if error.Get_error_class() == MPI.ERR_TRUNCATE:
-        hint = "; an array here is smaller than what another rank sent: do sizes and dtypes agree on all ranks?"
+    kind, hint, text = error.Get_error_class(), "", error.Get_error_string().strip()
+    if len(text) >= MPI.MAX_ERROR_STRING - 2:  # cut off by MPI, also inside a word
+        text = f"{text.rsplit(None, 1)[0].rstrip(' .:')} ..."
+    if kind == MPI.ERR_IN_STATUS:  # its text says nothing else
+        text = "an error of one of several messages"
+    if kind == MPI.ERR_TRUNCATE:
+        hint = f"; an array here is smaller than what another rank sent: {AGREE}"
+    elif kind == MPI.ERR_IN_STATUS or "message sizes" in text:
+        hint = f"; {AGREE}"
+    elif "allocate_shared" in text:
+        hint = f"; there is too little room in /dev/shm, or the ranks call different operations: {COMPARE}"
     elif "Too many communicators" in text:  # MPICH allows 2048 per process
         hint = (
             "; each group and grid uses up several of them: make one once and use it again, or destroy it when it is "

@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 import hpccomm as hc
 from hpccomm.core.operation_list import OPERATIONS
+from hpccomm.job.failures import AGREE, COMPARE, backend_error
 from hpccomm.mpi import works
 from hpccomm.native import fastpath
 
@@ -100,3 +101,20 @@ def test_a_thread_waits_for_all_requests_also_after_an_error(
     assert caught.value.Get_error_class() == MPI.ERR_TRUNCATE
     assert (outputs[1] == 2).all()
     MPI.Request.Waitall(sent)
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "said"),
+    [
+        (MPI.ERR_IN_STATUS, "See the MPI_ERROR field", f"an error of one of several messages; {AGREE}"),
+        (MPI.ERR_OTHER, "message sizes do not match across pro", f"message sizes do not match across pro; {AGREE}"),
+        (MPI.ERR_OTHER, f"{'x' * (MPI.MAX_ERROR_STRING - 9)}(9)..: \nth", f"{'x' * (MPI.MAX_ERROR_STRING - 9)}(9) ..."),
+        (MPI.ERR_OTHER, "MPI_Win_allocate_shared_c() failed", f"or the ranks call different operations: {COMPARE}"),
+    ],
+)
+def test_an_error_of_mpi_ends_with_a_hint(code: int, text: str, said: str) -> None:
+    class Failed(MPI.Exception):
+        def Get_error_string(self) -> str:
+            return text
+
+    assert str(backend_error("gather", Failed(code))).partition(" (rank")[0].endswith(said)
