@@ -269,7 +269,9 @@ def test_a_barrier_does_not_meet_the_destroy_of_other_ranks(tmp_path: Path) -> N
 
 def test_a_program_that_forgot_its_launcher_is_told_what_to_type(tmp_path: Path) -> None:
     ended, _ = alone(UNKNOWN.format(call="hc.send(x, dst=1)"), tmp_path)
-    assert "its (global) ranks are 0; this job has one rank: mpiexec -n 4 " in ended.stderr
+    assert "its (global) ranks are 0; this job has one rank: start the program with mpiexec -n 4 " in ended.stderr
+    ended, _ = alone("import hpccomm as hc; hc.init_process_group(world_size=3)", tmp_path)
+    assert "world_size is 3, but MPI says 1; this job has one rank: start the program with mpiexec -n 3 " in ended.stderr
 
 
 def test_import_initialises_nothing(tmp_path: Path) -> None:

@@ -417,8 +417,12 @@ def connect(group: ProcessGroup) -> None:
 def _agree_with_mpi(comm: MPI.Comm, rank: int, world_size: int, by: str = "") -> None:
     for name, said, actual in (("rank", rank, comm.Get_rank()), ("world_size", world_size, comm.Get_size())):
         if said not in (-1, actual):
+            from ..process.alone import start_more
+
+            hint = start_more(max(2, world_size, rank + 1)) if comm.Get_size() == 1 else ""
             raise ValueError(
-                f"init_process_group: {name} is {said}{by}, but MPI says {actual}; leave it out, MPI knows{on_rank()}"
+                f"init_process_group: {name} is {said}{by}, but MPI says {actual}"
+                f"{hint or '; leave it out, MPI knows'}{on_rank()}"
             )
 
 

@@ -117,10 +117,12 @@ def _srun(library: str, command: str) -> str:
     return f"`srun --mpi={found.srun_type} {command}`" if found else f"`srun --mpi=TYPE {command}` (srun --mpi=list)"
 
 
-def start_more() -> str:
+def start_more(ranks: int = 4) -> str:
     """Return a clause with the command to type if no launcher started this process; otherwise ""."""
     is_a_program = hasattr(sys.modules["__main__"], "__file__")  # not an interactive prompt
-    return "" if launcher(os.environ) or not is_a_program else f"; this job has one rank: mpiexec -n 4 {own_command()}"
+    if launcher(os.environ) or not is_a_program:
+        return ""
+    return f"; this job has one rank: start the program with mpiexec -n {ranks} {own_command()}"
 
 
 def _remedy(started_by: str, size: str, library: str, environ: Mapping[str, str], command: str) -> str:
