@@ -225,6 +225,7 @@ def test_a_window_beside_collectives(process_group: hc.ProcessGroup) -> None:
         "Get_rank": r"get_rank\(\), or rank of a group",
         "Split": r"split_group\(color=color, key=key\)",
         "Waitall": r"wait_all\(works\)",
+        "wait": "the method wait of a Work",
         "COMM_WORLD": r"world, which is there after init_process_group\(\)",
     }.items(),
 )
@@ -255,3 +256,5 @@ def test_what_names_of_mpi4py_are_here_is_there() -> None:
     for name, ours in OF_TORCH.items():
         with pytest.raises(AttributeError, match=re.escape(f"; torch.distributed's {name} is {ours} here")):
             getattr(hc, name)
+    with pytest.raises(AttributeError, match=r"'Grid' object has no attribute 'mesh_dim_names'; .* is names of a Grid"):
+        hc.new_grid((0,)).mesh_dim_names  # noqa: B018

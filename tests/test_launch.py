@@ -129,6 +129,11 @@ ENDS = {  # programs that end badly, on how many ranks, and what is said
         2,
         "ends the job; the arguments of hpccomm.gather are array, gather_list, dst, group, async_op, group_dst\n",
     ),
+    "a missing argument": (
+        UNKNOWN.format(call="y = hc.all_gather_object(3)"),
+        2,
+        "ends the job; the arguments of hpccomm.all_gather_object are object_list, obj, group, async_op\n",
+    ),
     "a wrong rank": (
         "import hpccomm as hc; hc.init_process_group(rank=0)",
         2,
@@ -271,7 +276,7 @@ def test_a_program_that_forgot_its_launcher_is_told_what_to_type(tmp_path: Path)
     ended, _ = alone(UNKNOWN.format(call="hc.send(x, dst=1)"), tmp_path)
     assert "its (global) ranks are 0; this job has one rank: start the program with mpiexec -n 4 " in ended.stderr
     ended, _ = alone("import hpccomm as hc; hc.init_process_group(world_size=3)", tmp_path)
-    assert "world_size is 3, but MPI says 1; this job has one rank: start the program with mpiexec -n 3 " in ended.stderr
+    assert "world_size is 3, but MPI says 1; this job has one rank: start the program with mpiexec -n 3" in ended.stderr
 
 
 def test_import_initialises_nothing(tmp_path: Path) -> None:

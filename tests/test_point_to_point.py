@@ -146,6 +146,8 @@ def test_batch_isend_irecv_refuses_what_is_no_operation(process_group: hc.Proces
     assert hc.batch_isend_irecv([]) == []  # a rank without neighbours
     with pytest.raises(TypeError, match="expected P2POp objects"):
         hc.batch_isend_irecv([hc.isend])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="p2p_op_list is a P2POp; expected a list of them"):
+        hc.batch_isend_irecv(hc.P2POp(hc.isend, np.zeros(1), 0))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"expected hpccomm\.isend or hpccomm\.irecv"):
         hc.P2POp(hc.send, np.zeros(1), 0)
 

@@ -284,10 +284,10 @@ def test_a_non_member_warns_once_and_returns_none(world: hc.ProcessGroup) -> Non
 
 @pytest.mark.parametrize(
     ("ranks", "message"),
-    [([], "is empty"), ([0, 0], "listed twice"), ([SIZE], "there is no rank"), ([-1], "no rank -1")],
+    [([], "is empty"), ([0, 0], "listed twice"), ([SIZE], "there is no rank"), ([-1], "no rank -1"), (0, "a list")],
 )
-def test_ranks_that_make_no_group(world: hc.ProcessGroup, ranks: list[int], message: str) -> None:
-    with pytest.raises(ValueError, match=f"new_group: .*{message}"):
+def test_ranks_that_make_no_group(world: hc.ProcessGroup, ranks: Any, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=f"new_group: .*{message}"):
         hc.new_group(ranks)
     assert total() == SIZE
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast, overload
 
@@ -440,6 +440,8 @@ def usable(operation: str, group: ProcessGroup) -> None:
 
 def checked_ranks(operation: str, given: Sequence[Integer], world: ProcessGroup) -> list[int]:
     """Return ranks of a group as ints; raise if one is missing in the group or listed twice."""
+    if not isinstance(given, Iterable):
+        raise TypeError(f"{operation}: ranks is {given!r}; expected a list of ranks, such as [0, 1]{on_rank()}")
     ranks = [checks.integer(f"{operation}: a rank", rank) for rank in given]
     if not ranks:
         raise ValueError(f"{operation}: the list of ranks is empty{on_rank()}")

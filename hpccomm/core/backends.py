@@ -57,9 +57,10 @@ def make_backend(group: ProcessGroup, device: str) -> Backend:
         return cast("Backend", late(OBJECT_TRANSPORT)(options_for(group, device)))
     name = group.config.device_map.get(device)
     if name is None:
+        backends = sorted([f"{device}:{registry.DEFAULT_DEVICE_MAP.get(device, '...')}", *str(group.config).split(",")])
         raise DistError(
             f"{group!r} has no backend for {device} arrays; start with "
-            f"init_process_group('{group.config},{device}:...') or backend=None{on_rank()}"
+            f"init_process_group({','.join(backends)!r}) or backend=None{on_rank()}"
         )
     return created(name, options_for(group, device))
 

@@ -38,6 +38,7 @@ OTHERS = {
     **{"init": "init_process_group()", "abort": "abort(status) of a group", "wtime": "time.perf_counter()"},
     **dict.fromkeys(("waitall", "wait_all"), "wait_all(works)"),
     **dict.fromkeys(("waitany", "waitsome"), "wait_any(works)"),
+    "wait": "the method wait of a Work",
     **{"in_place": "all_reduce(array): reductions are in place", "any_source": "src=None"},
     **dict.fromkeys(
         ("probe", "iprobe", "mprobe", "improbe", "ssend"), "still mpi4py's, on a duplicate of comm of a group,"
@@ -52,6 +53,12 @@ OF_TORCH = {
     **{"default_pg_timeout": "timeout of a group", "DeviceMesh": "a Grid, made by init_device_mesh(...),"},
     **{f"ProcessGroup{name}": f"init_process_group('cpu:{name.lower()}')" for name in ("Gloo", "MPI")},
     "ProcessGroupNCCL": "init_process_group('cuda:nccl')",
+    **{"reduce_op": "ReduceOp", "_coalescing_manager": "coalescing()", "mesh_dim_names": "names of a Grid"},
+    **dict.fromkeys(("get_backend_impl", "get_default_backend_for_device"), "config.device_map of a group"),
+    "supports_complex": "true of SUM, AVG, PRODUCT and PREMUL_SUM",
+    "set_timeout": "timeout= of init_process_group(), new_group() or wait",
+    "get_pg_count": "not needed: destroy_process_group() destroys all groups,",
+    "record_comm": "not needed for CUDA graphs",
 }
 
 
@@ -94,6 +101,7 @@ class MPI4PyNames:
 _of_operations = {each for name in OF_ARRAYS for each in (name, f"i{name}", f"{name}_init")}
 _of_others = OTHERS.keys() - {"rank", "size"}  # which a group has
 for _name in {
+    "mesh_dim_names",
     *_of_operations,
     *_of_others,
     *map(str.capitalize, _of_operations | _of_others),

@@ -139,7 +139,10 @@ def block_slice(n: Integer, parts: Integer, index: Integer) -> slice:
         checks.integer(f"block_slice: {what}", each) for what, each in zip(("n", "parts", "index"), (n, parts, index))
     )
     if n < 0 or not 0 <= at < of:
-        raise ValueError(f"block_slice: part {at} of {of} of {n}; expected 0 <= index < parts, and n >= 0{on_rank()}")
+        raise ValueError(
+            f"block_slice(n, parts, index): n is {n}, parts {of}, index {at}; expected 0 <= index < parts, and n >= 0"
+            f"{on_rank()}"
+        )
     return slice(n * at // of, n * (at + 1) // of)
 
 

@@ -145,8 +145,8 @@ def _at_the_end_of_a_block(trace: TracebackType | None) -> str:
 
 
 def _arguments_taken(error: BaseException) -> str:
-    """Return the argument names of a function of hpccomm that got an unknown one, such as mpi4py's ``root=``."""
-    refused = re.match(r"(\w+)\(\) got an unexpected keyword argument", str(error))
+    """Return the argument names of a function of hpccomm that got an unknown one (mpi4py's ``root=``) or too few."""
+    refused = re.match(r"(\w+)\(\) (?:got an unexpected keyword|missing \d+ required)", str(error))
     function = getattr(sys.modules[errors.__package__], refused[1], None) if refused else None
     if not inspect.isfunction(function):
         return ""

@@ -118,9 +118,10 @@ def gpu_provider(environ: Mapping[str, str] = os.environ) -> str:
 
 def _one_of(environ: Mapping[str, str], name: str, values: tuple[str, ...]) -> str:
     said = environ.get(name, "").strip() or values[0]
-    if said not in values:
-        raise ValueError(f"{name} is {said!r}; expected {', '.join(values[:-1])} or {values[-1]}")
-    return said
+    for value in values:
+        if said.lower() == value.lower():
+            return value
+    raise ValueError(f"{name} is {said!r}; expected {', '.join(values[:-1])} or {values[-1]}")
 
 
 def _seconds(environ: Mapping[str, str], name: str) -> float | None:

@@ -381,7 +381,7 @@ def test_errors_of_a_backend_reach_the_program() -> None:
 def test_a_device_without_a_backend() -> None:
     with hc.init_process_group("cuda:nccl"):
         with pytest.raises(
-            hc.DistError, match=r"has no backend for cpu arrays; start with init_process_group\('cuda:nccl,cpu:"
+            hc.DistError, match=r"has no backend for cpu arrays; start with init_process_group\('cpu:mpi,cuda:nccl'\)"
         ):
             hc.all_reduce(np.ones(1))
         gathered: list[Any] = [None] * SIZE

@@ -30,7 +30,7 @@ pytestmark = [
 
 def detailed(monkeypatch: pytest.MonkeyPatch) -> hc.ProcessGroup:
     """Make a group in which the ranks compare."""
-    monkeypatch.setenv("HPCCOMM_DEBUG", "DETAIL")
+    monkeypatch.setenv("HPCCOMM_DEBUG", "Detail")  # in any case
     return hc.ProcessGroup.from_comm(COMM, timeout=20, name="dp")
 
 
@@ -727,6 +727,6 @@ def test_otherwise_nothing_is_compared(value: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_any_other_value_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HPCCOMM_DEBUG", "detail")
-    with pytest.raises(ValueError, match="HPCCOMM_DEBUG is 'detail'; expected OFF, INFO or DETAIL"):
+    monkeypatch.setenv("HPCCOMM_DEBUG", "details")
+    with pytest.raises(ValueError, match="HPCCOMM_DEBUG is 'details'; expected OFF, INFO or DETAIL"):
         hc.ProcessGroup.from_comm(COMM)
