@@ -244,6 +244,7 @@ def test_files_of_others_and_litter(folder: Path) -> None:
 
 REFUSED = [
     (lambda: {"step": -1}, ValueError, "step is -1; expected 0 or more"),
+    (lambda: {"folder": {"x": np.ones(1)}, "arrays": "ck"}, TypeError, "folder is a dict; expected a path"),
     (lambda: {"step": 1.5}, TypeError, "step is 1.5; expected an integer"),
     (lambda: {"keep": 0}, ValueError, "keep is 0; expected 1 or more, or None for all"),
     (lambda: {"arrays": {"x": [1, 2]}}, TypeError, r"arrays\['x'\] is a list; expected a NumPy or CuPy array"),
@@ -273,9 +274,9 @@ REFUSED = [
 
 @pytest.mark.parametrize(("given", "kind", "message"), REFUSED, ids=[message[:40] for *_, message in REFUSED])
 def test_arguments_that_make_no_sense(folder: Path, given: Any, kind: Any, message: str) -> None:
-    options = {"arrays": {"w": np.ones(2)}, "step": 0, **given()}
+    options = {"folder": folder, "arrays": {"w": np.ones(2)}, "step": 0, **given()}
     with pytest.raises(kind, match=f"^checkpoint.save: {message}"):
-        checkpoint.save(folder, options.pop("arrays"), options.pop("step"), **options)
+        checkpoint.save(options.pop("folder"), options.pop("arrays"), options.pop("step"), **options)
     assert not folder.exists()
 
 

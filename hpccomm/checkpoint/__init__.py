@@ -184,8 +184,9 @@ def save(
         return
     finish(found)
     given = {"arrays": arrays, "replicated": replicated or {}}
-    levels = Levels.of(found, Path(folder), local, partner, flush_every, lambda: AsyncSaves.of(found).own)
-    saving = Saving("checkpoint.save", found, Destination(Path(folder)), step, given, axis, levels=levels)
+    path = _path("checkpoint.save", folder)
+    levels = Levels.of(found, path, local, partner, flush_every, lambda: AsyncSaves.of(found).own)
+    saving = Saving("checkpoint.save", found, Destination(path), step, given, axis, levels=levels)
     for text in saving.run(metadata, keep, overwrite):
         warnings.warn(text, CheckpointWarning, stacklevel=3)
 
@@ -258,8 +259,9 @@ def save_async(
         return CompletedWork()
     given = {"arrays": arrays, "replicated": replicated or {}}
     saves = AsyncSaves.of(found)
-    levels = Levels.of(found, Path(folder), local, partner, flush_every, lambda: saves.own)
-    saving = Saving("checkpoint.save_async", found, Destination(Path(folder)), step, given, axis, keep_memory, levels)
+    path = _path("checkpoint.save_async", folder)
+    levels = Levels.of(found, path, local, partner, flush_every, lambda: saves.own)
+    saving = Saving("checkpoint.save_async", found, Destination(path), step, given, axis, keep_memory, levels)
     return saves.begin(saving, metadata, keep, overwrite)
 
 
@@ -358,5 +360,13 @@ def load(
             f"checkpoint.load: this process is not a member of {found!r}; only its members load{on_rank()}"
         )
     finish(found)
-    nodes = None if local is None else Nodes(OPERATION, found, local_folder(local, Path(folder)))
-    return Loading(found, Path(folder), parts or {}, nodes).run(step, fall_back)
+    path = _path(OPERATION, folder)
+    nodes = None if local is None else Nodes(OPERATION, found, local_folder(local, path))
+    return Loading(found, path, parts or {}, nodes).run(step, fall_back)
+
+
+def _path(operation: str, folder: str | os.PathLike[str]) -> Path:
+    try:
+        return Path(folder)
+    except TypeError:
+        raise TypeError(f"{operation}: folder is a {type(folder).__name__}; expected a path{on_rank()}") from None
