@@ -21,7 +21,7 @@ import numpy as np
 import hpccomm as hc
 
 from ..cli import machine
-from ..cli.main import is_first_process, let_the_first_process_speak
+from ..cli.main import is_first_process, let_the_first_process_speak, nearest
 from ..process.tuning import as_json
 from . import gpu, plot, registry, report
 from .contenders import CONTENDERS, GPU_CONTENDERS, OF_DEVICE
@@ -150,7 +150,8 @@ def chosen(names: Sequence[str], benchmarks: dict[str, Benchmark], device: str =
         elif name in benchmarks or name == "pairs":
             found.append(name)
         else:
-            raise ValueError(f"there is no operation {name!r}; hpccomm bench --list shows what there is")
+            hint = nearest(name, [*benchmarks, *KINDS, "all", "pairs"])
+            raise ValueError(f"there is no operation {name!r}{hint or '; hpccomm bench --list shows what there is'}")
     return list(dict.fromkeys(found))
 
 
@@ -232,7 +233,7 @@ def _benchmarks(arguments: argparse.Namespace, world: hc.ProcessGroup, names: Se
         what = "time: median of the iterations, each on the slowest rank; ratio: hpccomm / the other"
         if on_gpu:
             what += "\n# by the host's clock; time: until the GPU is done; host: until the calls have returned"
-        printer.remark(f"# {machine.one_line(facts)}\n# {how}; {what}")
+        printer.remark(f"# {machine.one_line(facts)}\n# {how}; {what}{machine.if_busy(facts['cores'])}")
         if world.size == 1:
             printer.remark(
                 "# one rank sends nothing: these are the costs of calls. Communication: mpiexec -n 2 hpccomm bench"
@@ -314,9 +315,10 @@ def _study(arguments: argparse.Namespace) -> str | None:
 
 def _run_study(name: str, arguments: argparse.Namespace, world: hc.ProcessGroup) -> int:
     facts = machine.machine(world) | (gpu.facts() if arguments.device == "cuda" else {})
+    head = f"# {machine.one_line(facts)}{machine.if_busy(facts['cores'])}"
     text, document = STUDIES[name](arguments, world, facts)
     if world.rank == 0:
-        print(f"# {machine.one_line(facts)}\n\n{text}")
+        print(f"{head}\n\n{text}")
         if arguments.json:
             _write_json(arguments, facts, [], **{name: document})
     return OK

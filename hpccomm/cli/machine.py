@@ -64,3 +64,11 @@ def one_line(facts: dict[str, Any]) -> str:
     parts += [facts["gpu"]] if "gpu" in facts else []
     binding = f"{facts['cpus_per_rank']} CPUs for rank 0, OMP_NUM_THREADS {facts['omp_num_threads']}"
     return ", ".join([*parts, f"{facts['cpu']} ({facts['cores']} cores; {binding})"])
+
+
+def if_busy(cores: int) -> str:
+    """Return a further line for the head of a table if other programs keep half of this machine's cores busy."""
+    load = os.getloadavg()[0]
+    if load <= cores / 2:
+        return ""
+    return f"\n# load average {load:.0f} on {cores} cores: other programs share them, so ratios may be wrong"

@@ -124,6 +124,7 @@ def test_json_has_the_machine_and_all_rows_and_names_no_host(process_group: hc.P
     assert socket.gethostname() not in text
     assert str(Path.home()) not in text
     assert str(process_group.size) in machine.one_line(facts)
+    assert machine.if_busy(1 << 20) == ""
 
 
 @pytest.mark.serial
