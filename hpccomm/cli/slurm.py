@@ -113,6 +113,10 @@ def run(arguments: argparse.Namespace) -> int:
     launch = choose_launch(job, library, machine, arguments.launcher, arguments.mpi)
     modules = arguments.module or list(filter(None, os.environ.get("LOADEDMODULES", "").split(":")))
     notes += [launch.why, *_other_mpis(modules, library)]
+    if launch.launcher == "srun" and re.match("R?BR?:", job.signal or ""):
+        return _give_up(
+            [f"--signal {job.signal}: it would end the batch script, and srun's ranks with it; leave B: out"]
+        )
     if job.gpus_per_task is not None and launch.launcher == "mpirun" and job.tasks_per_node is None:
         return _give_up(
             ["--gpus-per-task with mpirun: say how many ranks a node has, by --nodes and --ntasks-per-node"]
@@ -279,6 +283,8 @@ def _wrong_words(arguments: argparse.Namespace) -> Iterator[str]:
         value = getattr(arguments, option)
         if value is not None and re.search(r"[\s\"'#\\]", value):
             yield f"--{option.replace('_', '-')} is {value!r}: no spaces, quotes, # or backslashes, please"
+    if arguments.launcher == "mpirun" and arguments.mpi is not None:
+        yield f"--mpi is {arguments.mpi!r}, and is for srun; leave it out with --launcher mpirun"
     for option in arguments.sbatch:
         if not option.startswith("-") or "\n" in option:
             yield f"--sbatch is {option!r}; expected an option of sbatch: --sbatch=--qos=high"
@@ -293,6 +299,9 @@ def wrong_program(program: Sequence[str]) -> Iterator[str]:
         yield "no program: hpccomm slurm [options] -- python program.py [arguments]"
         return
     first, file = program[0], Path(program[0])
+    if re.fullmatch(r"srun|mpirun|mpiexec(\.\w+)?", file.name):
+        yield f"leave {first} out, the script starts the ranks: hpccomm slurm ... -- python program.py"
+        return
     if shutil.which(first) is None and not (Path(sys.prefix) / "bin" / first).exists():
         if file.suffix == ".py" and file.exists():
             yield f"{first} can't be executed; start it with python: hpccomm slurm ... -- python {shlex.join(program)}"
