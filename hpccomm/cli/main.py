@@ -55,6 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parsed, unknown = parser.parse_known_args(arguments)
     if unknown:
         known: Parser = getattr(parsed, "parser", subparsers[parsed.command])
+        if not unknown[0].startswith("-"):
+            folders = [each for each in (getattr(parsed, "folder", None), *unknown) if each and os.path.isdir(each)]
+            newest = f"; it takes one folder: {max(folders, key=os.path.getmtime)} is the newest" if folders else ""
+            known.error(f"{unknown[0]} is one argument too many{newest}")
         options = re.findall(r"--[\w-]+", known.format_help().partition("\nexamples:\n")[0])
         ranks = f"; mpiexec starts the ranks: mpiexec -n 4 {known.prog} ..." if unknown[0] in ("-n", "-np") else ""
         known.error(f"there is no option {unknown[0]}{ranks or nearest(unknown[0], options)}")

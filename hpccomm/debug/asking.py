@@ -31,7 +31,8 @@ class Refused(Exception):
 
 def add_arguments(parser: argparse.ArgumentParser, when: str = "") -> None:
     """Add the options that choose a job."""
-    parser.add_argument("folder", nargs="?", help="the folder of the reports (HPCCOMM_DEBUG_DIR, or hpccomm-debug-*)")
+    which = "the folder of the reports" if when else "with --job: the folder of its reports"
+    parser.add_argument("folder", nargs="?", help=f"{which} (HPCCOMM_DEBUG_DIR, or hpccomm-debug-*)")
     parser.add_argument(
         "--pid", type=int, help=f"ask the job of this process of this machine{when}: a rank, or mpiexec above ranks"
     )
@@ -61,7 +62,7 @@ def _asked(arguments: argparse.Namespace, counts: bool) -> tuple[Path, str]:
     if arguments.job is not None:
         return _ask_in(folder or _folder_of_job(arguments.job), counts)
     folders = [each for each in Path.cwd().glob(f"{PREFIX}*") if each.is_dir()]
-    folder = folder or max(folders, key=lambda each: each.stat().st_mtime, default=None)
+    folder = folder or max(folders, key=lambda each: (bool(runs(each, REPORTS)), each.stat().st_mtime), default=None)
     if folder is None:
         raise Refused(f"no folder given, and there is no {PREFIX}* here")
     return folder, ""

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Show screens until the user or the job ends; return 2 if no rank answers."""
     if arguments.pid is None and arguments.job is None:
-        print("hpccomm top: which job? --pid or --job says it", file=sys.stderr)
+        print("hpccomm top: which job? --pid or --job says it; a folder alone does not", file=sys.stderr)
         return 2
     pause, before = min(max(arguments.interval, SHORTEST), LONGEST), None
     is_live = sys.stdout.isatty() and not (arguments.once or arguments.json)

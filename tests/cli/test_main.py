@@ -96,6 +96,8 @@ def test_each_summary_begins_with_a_verb() -> None:
             "usage: hpccomm run",
             "no option -n; mpiexec starts the ranks: mpiexec -n 4 hpccomm run",
         ),
+        (["trace", "/x", "/y"], "usage: hpccomm trace", "/y is one argument too many\n"),
+        (["trace", ".", "/y", "."], "usage: hpccomm trace", "too many; it takes one folder: . is the newest\n"),
         (["info", "--quite-different"], "usage: hpccomm info", "there is no option --quite-different\n"),
     ],
 )

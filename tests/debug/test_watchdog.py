@@ -475,9 +475,13 @@ def test_debug_without_reports(tmp_path: Path) -> None:
     shown = subprocess.run(command, **options, check=False, timeout=60)
     assert shown.returncode == 2
     assert "no folder given, and there is no hpccomm-debug-* here" in shown.stderr
-    shown = subprocess.run([*command, tmp_path], **options, check=False, timeout=60)
+    for name in ("reports", "nothing"):  # the newest is empty
+        (tmp_path / f"hpccomm-debug-{name}").mkdir()
+    (tmp_path / "hpccomm-debug-reports" / "rank0.json").write_text("cut off")
+    os.utime(tmp_path / "hpccomm-debug-reports", (1, 1))
+    shown = subprocess.run(command, **options, check=False, timeout=60)
     assert shown.returncode == 2
-    assert "there are no reports of ranks in" in shown.stderr
+    assert f"there are no reports of ranks in {tmp_path}/hpccomm-debug-reports" in shown.stderr
 
 
 def test_a_signal_of_the_program_stays_the_program_s(tmp_path: Path) -> None:
