@@ -67,8 +67,8 @@ def one_line(facts: dict[str, Any]) -> str:
 
 
 def if_busy(cores: int) -> str:
-    """Return a further line for the head of a table if other programs keep half of this machine's cores busy."""
+    """Return a further line for the head of a table if far more programs want to run than this machine has cores."""
     load = os.getloadavg()[0]
-    if load <= cores / 2:
+    if load <= 2 * cores:
         return ""
     return f"\n# load average {load:.0f} on {cores} cores: other programs share them, so ratios may be wrong"
