@@ -112,29 +112,29 @@ def agreed(comm: Any, nodes: Sequence[int], method: Method | None = None) -> Pla
     homes = list(zip(nodes, comm.allgather(mpi_library.namespace("net")), strict=True))
     stranger = next((rank for rank, home in enumerate(homes) if home != homes[0]), None)
     peer = None if stranger is None else comm.bcast(os.uname().nodename, root=stranger)
-    told: Any = None  # the store's address or path, or an error
+    found: Any = None  # the store's address or path, or an error
     master = store = None
     if comm.Get_rank() == 0:
         try:
             if isinstance(where, str):
                 from ..store.file_store import FileStore
 
-                store, told = FileStore.replacing(where), where
+                store, found = FileStore.replacing(where), where
             else:
                 from ..store.master import serve
 
-                master, told = serve(where, peer)
+                master, found = serve(where, peer)
                 _tell_of_too_few_files(comm.Get_size())
         except (DistNetworkError, DistStoreError) as error:
-            told = error
-    told = comm.bcast(told)
+            found = error
+    found = comm.bcast(found)
     if stranger is not None:
         comm.Barrier()  # MPI may send only in its next call, and a store.get that waits for the receivers delays that
-    if not isinstance(told, (DistNetworkError, DistStoreError)):
-        return Place(WorldStore(where=told, master=master, opened=store))
+    if not isinstance(found, (DistNetworkError, DistStoreError)):
+        return Place(WorldStore(where=found, master=master, opened=store))
     if where is None:
-        return Place(WorldStore(problem=str(told)))
-    raise type(told)(f"init_process_group: {told}")
+        return Place(WorldStore(problem=str(found)))
+    raise type(found)(f"init_process_group: {found}")
 
 
 def _tell_of_too_few_files(clients: int) -> None:

@@ -55,11 +55,11 @@ def collect(gpu: bool = False) -> Iterator[Fact]:
     yield ("C extension", f"no: {native.reason}") if native.fastpath is None else ("C extension", "yes", True)
     yield from ((package, importlib.metadata.version(package)) for package in ("numpy", "mpi4py"))
     yield from _mpi()
-    told = placement()
-    if told is None:
+    place = placement()
+    if place is None:
         yield "launcher", "none: this process was started by hand"
     else:
-        yield "launcher", _in_words(told), {**told._asdict(), "launcher": told.launcher.name}
+        yield "launcher", _in_words(place), {**place._asdict(), "launcher": place.launcher.name}
     yield "mpiexec", shutil.which("mpiexec") or "no: there is none on the PATH"
     yield from _cupy(gpu)
 
@@ -109,7 +109,7 @@ def _ranks(mpi: Any) -> Iterator[Fact]:
         yield "placement", alone
     elif differences:
         yield "placement", f"launcher and MPI differ, and hpccomm goes by MPI. {'; '.join(differences)}"
-    elif mine.told is not None:
+    elif mine.launchers is not None:
         yield "placement", "launcher and MPI agree"
     yield from ((*each, None) for each in binding.described(bindings))
     threads = (int(each.threads) if each.threads.isdigit() else None for each in bindings)
@@ -131,18 +131,18 @@ def describe_nodes(nodes: Sequence[int], hosts: Sequence[str]) -> str:
     return f"{len(counts)}, {each} each: {fold(names)}"
 
 
-def _in_words(told: Placement) -> str:
+def _in_words(place: Placement) -> str:
     """Describe the launcher's placement of this process."""
-    said = [told.launcher.name]
+    said = [place.launcher.name]
     for name, number, count in (
-        ("rank", told.rank, told.size),
-        ("local rank", told.local_rank, told.local_size),
-        ("node", told.node_rank, told.node_count),
+        ("rank", place.rank, place.size),
+        ("local rank", place.local_rank, place.local_size),
+        ("node", place.node_rank, place.node_count),
     ):
         if number is not None:
             said.append(f"{name} {number}" + (f" of {count}" if count is not None else ""))
-    if told.node_list:
-        said.append(fold(told.node_list))
+    if place.node_list:
+        said.append(fold(place.node_list))
     return ", ".join(said)
 
 

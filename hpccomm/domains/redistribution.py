@@ -150,7 +150,7 @@ class Last:
     """The last redistribution of a group: if every rank repeats it, the ranks compare only its number."""
 
     number = 0  # counts redistributions that differ from the one before
-    told: Any = None  # this rank's arguments, as sent to the other ranks
+    sent: Any = None  # this rank's arguments, as sent to the other ranks
     parts: tuple[Parts, Parts] = ([], [])
 
 
@@ -190,31 +190,31 @@ class Redistribution(NamedTuple):
         batch = self.output.shape[: self.output.ndim - len(self.boxes[0])]
         mine = self.fault, self.boxes, self.device, str(self.output.dtype), batch
         last = cached(self.group, "last redistribution", self.name, Last)
-        told = self._all_gathered(last.number if mine == last.told else mine)
-        if any(each != last.number for each in told):
-            if any(type(each) is int for each in told):
-                told = self._all_gathered(mine)
-            last.number, last.told, last.parts = last.number + 1, mine, self._compared(told)
+        received = self._all_gathered(last.number if mine == last.sent else mine)
+        if any(each != last.number for each in received):
+            if any(type(each) is int for each in received):
+                received = self._all_gathered(mine)
+            last.number, last.sent, last.parts = last.number + 1, mine, self._compared(received)
         sends, receives = last.parts
         return [(to, self.input[where]) for to, where in sends], [(of, self.output[where]) for of, where in receives]
 
     def _all_gathered(self, mine: Any) -> list[Any]:
-        told: list[Any] = [None] * self.group.size
-        self.group.all_gather_object(told, mine)
-        return told
+        received: list[Any] = [None] * self.group.size
+        self.group.all_gather_object(received, mine)
+        return received
 
-    def _compared(self, told: list[Any]) -> tuple[Parts, Parts]:
+    def _compared(self, received: list[Any]) -> tuple[Parts, Parts]:
         """Return the parts that this rank sends and receives, given the arguments of all ranks."""
-        for rank, (fault, boxes, device, dtype, rows) in enumerate(told):
-            if not fault and (len(boxes[0]), dtype, rows) != (len(told[0][1][0]), *told[0][3:]):
+        for rank, (fault, boxes, device, dtype, rows) in enumerate(received):
+            if not fault and (len(boxes[0]), dtype, rows) != (len(received[0][1][0]), *received[0][3:]):
                 fault = (
                     f"rank {rank} has boxes of {len(boxes[0])} axes, {dtype}, and leading axes {rows}; rank 0 others"
                 )
-            if not fault and device != told[0][2] and self.name == "redistribute_init":
-                fault = f"rank 0 has arrays on {told[0][2]}, and rank {rank} on {device}; expected the same"
+            if not fault and device != received[0][2] and self.name == "redistribute_init":
+                fault = f"rank 0 has arrays on {received[0][2]}, and rank {rank} on {device}; expected the same"
             if fault:
                 raise ValueError(f"{self.name}: {fault}{on_rank()}")
-        all_boxes = tuple(boxes for _, boxes, *_ in told)
+        all_boxes = tuple(boxes for _, boxes, *_ in received)
         return cached(self.group, "redistribute", all_boxes, partial(self._parts, all_boxes))
 
     def _parts(self, boxes: tuple[tuple[Box, Box], ...]) -> tuple[Parts, Parts]:

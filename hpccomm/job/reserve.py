@@ -134,14 +134,14 @@ class Reserve:
         dead = failures.dead_in(self.comm)
         if not is_first and dead <= self.spares:
             return
-        told = []
+        requests = []
         for spare in self.spares - dead:
             with contextlib.suppress(MPI.Exception):  # the spare has just died
-                told.append(self.comm.Issend([None, 0, MPI.BYTE], spare))
+                requests.append(self.comm.Issend([None, 0, MPI.BYTE], spare))
         deadline = time.monotonic() + LONGEST_FAREWELL
-        while told and time.monotonic() < deadline:
-            told = [each for each in told if not _has_ended(each)]
-            time.sleep(PAUSE if told else 0)
+        while requests and time.monotonic() < deadline:
+            requests = [each for each in requests if not _has_ended(each)]
+            time.sleep(PAUSE if requests else 0)
 
     # -- steps -----------------------------------------------------------------------------------
 

@@ -146,13 +146,13 @@ def _read(environ: Mapping[str, str], name: str, convert: Callable[[str], T]) ->
 
 
 class Seen(NamedTuple):
-    """One rank's place according to MPI, and according to its launcher (`told`)."""
+    """One rank's place according to MPI, and according to its launcher."""
 
     rank: int
     size: int
     local_rank: int
     local_size: int
-    told: Placement | None
+    launchers: Placement | None
 
 
 # Explanations of differences between the launcher and MPI. MPI's local size comes from MPI_COMM_TYPE_SHARED.
@@ -170,15 +170,15 @@ def disagreements(ranks: Sequence[Seen]) -> list[str]:
     found = []
     for what, meaning in MEANINGS.items():
         apart = [
-            (seen.rank, told, getattr(seen, what))
+            (seen.rank, by_launcher, getattr(seen, what))
             for seen in ranks
-            if (told := getattr(seen.told, what, None)) is not None and told != getattr(seen, what)
+            if (by_launcher := getattr(seen.launchers, what, None)) is not None and by_launcher != getattr(seen, what)
         ]
         if apart:
-            rank, told, by_mpi = apart[0]
+            rank, by_launcher, by_mpi = apart[0]
             more = f" ({len(apart)} ranks differ)" if len(apart) > 1 else ""
             name = what.replace("_", " ")
-            found.append(f"{name} of rank {rank}: {told} says the launcher, {by_mpi} says MPI{more}: {meaning}")
+            found.append(f"{name} of rank {rank}: {by_launcher} says the launcher, {by_mpi} says MPI{more}: {meaning}")
         if apart and what == "local_size":
             break  # local ranks differ for the same reason
     return found
