@@ -21,7 +21,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def printed(monkeypatch: pytest.MonkeyPatch, **environment: str) -> str:
+def printed(monkeypatch: pytest.MonkeyPatch, launcher: str | None = None, **environment: str) -> str:
     """Return what a terminal gets."""
     for name in ("NO_COLOR", "FORCE_COLOR", "COLORTERM", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
@@ -30,6 +30,7 @@ def printed(monkeypatch: pytest.MonkeyPatch, **environment: str) -> str:
     terminal = Terminal()
     with monkeypatch.context() as context:
         context.setattr(sys, "stdout", terminal)
+        context.setattr("hpccomm.cli.tables.launcher", lambda: launcher)
         print_table(ROWS, ("step", "whole", "files"))
     return terminal.getvalue()
 
@@ -45,6 +46,10 @@ def test_no_color_means_no_red(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("rich")
     assert printed(monkeypatch, NO_COLOR="1").splitlines()[1:]
     assert RED not in printed(monkeypatch, NO_COLOR="1")
+
+
+def test_the_terminal_of_a_launcher_may_be_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert printed(monkeypatch, "mpirun (Open MPI)") == PLAIN
 
 
 def test_without_rich_a_terminal_has_plain_columns(monkeypatch: pytest.MonkeyPatch) -> None:
