@@ -139,10 +139,9 @@ class MPIBackend(Backend):
         return done(call(message(buffer), root), finish, buffer)
 
     def _is_narrow(self, array: Any, op: ReduceOp, nbytes: int) -> bool:
-        """Return whether memory of the node reduces `nbytes` bytes of a half precision; all ranks get one answer."""
+        """Return whether memory of the node reduces `nbytes` bytes of two-byte floats; all ranks get one answer."""
         return (
             self._has_node
-            and array.itemsize == 2
             and accumulation_dtype(array.dtype).itemsize > 2  # the extension learns bfloat16 there
             and self.fast_path.reduces_narrow(array, op, nbytes)
         )
@@ -153,7 +152,7 @@ class MPIBackend(Backend):
                 return self._thread.launch("all_reduce", array, op)
         elif self._windows and self._shared.reduces("all_reduce", array, op):
             return None
-        elif self._is_narrow(array, op, array.nbytes):
+        elif array.itemsize == 2 and self._is_narrow(array, op, array.nbytes):
             buffer, finish = reductions.narrow(array)
             self.fast_path.node_all_reduce(buffer, op)
             return done(None, finish)
@@ -172,17 +171,19 @@ class MPIBackend(Backend):
                 return self._thread.launch("reduce", array, root, op)
         elif self._windows and self._shared.reduces("reduce", array, op, root):
             return None
-        elif self._is_narrow(array, op, array.nbytes):
+        elif array.itemsize == 2 and self._is_narrow(array, op, array.nbytes):
             return self._reduce_narrow("reduce", array, op, self.rank == root, root)
         buffer, how, finish = reductions.in_place(array, op, self.size)
         if self.rank != root:
             finish = None
         if not async_op and self.fast_path.node_reduce("reduce", buffer, how.reduces, root):
             return done(None, finish)
-        call = self.comm.Ireduce if async_op else self.comm.Reduce
-        pieces = [(piece, how.datatype) for piece in self._segments(buffer)]
-        ends: list[Any] = [(IN_PLACE, piece) if self.rank == root else (piece, None) for piece in pieces]
-        return all_done([call(sent, received, how.op, root) for sent, received in ends], finish, buffer)
+        call, pieces = self.comm.Ireduce if async_op else self.comm.Reduce, self._segments(buffer)
+        if self.rank == root:
+            requests = [call(IN_PLACE, (piece, how.datatype), how.op, root) for piece in pieces]
+        else:
+            requests = [call((piece, how.datatype), None, how.op, root) for piece in pieces]
+        return all_done(requests, finish, buffer)
 
     def _reduce_narrow(self, name: str, array: Any, op: ReduceOp, has_result: bool, root: int = 0) -> Work | None:
         """Do a reduce, scan or exscan of a half precision in memory of the node."""
@@ -199,7 +200,7 @@ class MPIBackend(Backend):
     def _scan(self, name: str, array: Any, op: ReduceOp, has_result: bool, async_op: bool) -> Work | None:
         if async_op and array.nbytes >= self.thread_bytes:
             return self._thread.launch(name, array, op)
-        if not async_op and self._is_narrow(array, op, array.nbytes):
+        if not async_op and array.itemsize == 2 and self._is_narrow(array, op, array.nbytes):
             return self._reduce_narrow(name, array, op, has_result)
         buffer, how, finish = reductions.in_place(array, op, self.size)
         if not has_result:
@@ -278,7 +279,7 @@ class MPIBackend(Backend):
                 return self._thread.launch("reduce_scatter_single", output, array, op)
         elif self._windows and self._shared.reduces("reduce_scatter_single", array, op, 0, output):
             return None
-        elif self._is_narrow(array, op, array.nbytes):
+        elif array.itemsize == 2 and self._is_narrow(array, op, array.nbytes):
             buffer, finish = recv_buffer(output)
             self.fast_path.node_reduce_scatter(buffer, unaliased(array, output), op)
             return done(None, finish)
@@ -293,7 +294,7 @@ class MPIBackend(Backend):
         return done(None, finish)
 
     def reduce_scatter(self, output: Any, inputs: list[Any], op: ReduceOp, async_op: bool) -> Work | None:
-        if not async_op and self._is_narrow(output, op, sum(map(nbytes_of, inputs))):
+        if not async_op and output.itemsize == 2 and self._is_narrow(output, op, sum(map(nbytes_of, inputs))):
             buffer, finish = recv_buffer(output)
             self.fast_path.node_reduce_scatter_list(buffer, all_unaliased(list(map(send_buffer, inputs)), [buffer]), op)
             return done(None, finish)
