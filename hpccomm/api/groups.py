@@ -111,7 +111,8 @@ def new_group(
     name = next_name(group_desc)
     usable("new_group", world)
     if not use_local_synchronization:
-        world.agree_on("new_group", f"ranks {', '.join(map(str, members))}", f"backend {config}")
+        more = [f"backend {config}"] if world.dispatcher.check is not None else []
+        world.agree_on("new_group", f"ranks {', '.join(map(str, members))}", *more)
     created = None
     if failures.is_on() and not use_local_synchronization:
         created = _split_off(world, members)
@@ -129,19 +130,11 @@ def new_group(
 
 
 def create_group(operation: str, group: ProcessGroup, members: list[int]) -> Any:
-    """Return a communicator of some ranks of a group; only these ranks call it (MPI-4.1 §7.4.2)."""
+    """Return a communicator of some ranks of a group; only these ranks call it."""
     from ..job.tags import NEW_GROUP  # importing it calls MPI
 
-    parent: Any = group.comm
-    everyone = parent.Get_group()
-    has_all = members == list(range(group.size))
-    chosen = everyone if has_all else everyone.Incl(members)
-    with failures.translating(operation, parent):
-        created = parent.Create_group(chosen, NEW_GROUP)
-    if not has_all:
-        chosen.Free()
-    everyone.Free()
-    return created
+    with failures.translating(operation, group.comm):
+        return mpi_library.part_of(group.comm, members, NEW_GROUP)
 
 
 def _split_off(world: ProcessGroup, members: list[int]) -> Any:

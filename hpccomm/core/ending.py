@@ -37,6 +37,8 @@ def finish(group: ProcessGroup, deadline: float) -> list[str]:
     function waits for a Work that a thread is executing: MPI can't be finalised during that call.
     """
     dispatcher = group.dispatcher
+    if not (dispatcher.in_flight or dispatcher.failed or dispatcher.persistent):
+        return []
     works, looks = [work for work in list(dispatcher.in_flight) if not work.has_timed_out], pauses()
     # Poll all in turn: a GPU may wait for a rank that waits for a host message, which makes progress only when polled.
     while sum(work.has_ended() for work in works) < len(works) and time.monotonic() < deadline:

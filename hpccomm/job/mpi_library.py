@@ -114,6 +114,17 @@ def private(comm: Any, parent: MPI.Intracomm | None = None) -> Any:
     return comm
 
 
+def part_of(comm: Any, ranks: list[int], tag: int) -> Any:
+    """Return a communicator of some ranks of another one; only these ranks call it (MPI-4.1 §7.4.2)."""
+    everyone = comm.Get_group()
+    chosen = everyone if ranks == list(range(comm.Get_size())) else everyone.Incl(ranks)
+    created = comm.Create_group(chosen, tag)
+    if chosen is not everyone:
+        chosen.Free()
+    everyone.Free()
+    return created
+
+
 def release(comm: MPI.Intracomm) -> None:
     """Free a `private` communicator; collective."""
     failures.forget(comm)

@@ -165,12 +165,10 @@ class CompiledFastPath(fastpath.FastPath, MPIFastPath):
 
 def different_call(name: str, rank: int) -> DistBackendError:
     """Return the error of a call that differs on rank `rank` of the group; -1 - rank: of the collective before it."""
-    rank, calls, where = (
-        (rank, "calls", "") if rank >= 0 else (-1 - rank, "called", ", in the collective before this one")
-    )
+    calls, where = ("calls", "") if rank >= 0 else ("called", ", in the collective before this one")
     return DistBackendError(
-        f"rank {rank} of the group {calls} another operation, or with another op, dtype, size or root{where}; what the "
-        f"arrays have now is not defined. HPCCOMM_DEBUG=DETAIL says what each rank calls{on_rank()}",
+        f"rank {max(rank, -1 - rank)} of the group {calls} another operation, or with another op, dtype, size or root"
+        f"{where}; what the arrays have now is not defined. HPCCOMM_DEBUG=DETAIL says what each rank calls{on_rank()}",
         name,
     )
 

@@ -82,9 +82,9 @@ def refusal(mpi_size: int, library: str, environ: Mapping[str, str] = os.environ
     if (by_torchrun or (names is None and "RANK" in environ)) and size.isdigit() and int(size) > 1:
         started = f"torchrun started {size}" if by_torchrun else f"RANK and WORLD_SIZE are those of {size}"
         remedy = f"hpccomm's ranks come from MPI: `mpiexec -n {size} {command}`, or srun or mpiexec in a Slurm job"
+    elif names is None or int(environ[names.size]) <= 1:
+        return None
     else:
-        if names is None or int(environ[names.size]) <= 1:
-            return None
         size = environ[names.size]
         started, remedy = f"{names.name} started {size}", _remedy(names.name, size, library, environ, command)
     return (

@@ -189,11 +189,7 @@ def subgroup(comm: Any, ranks: Sequence[int], name: str, timeout: timedelta) -> 
     """Return a group of some ranks of a communicator; only these ranks call it."""
     members = list(ranks)
     tag = crc32(repr(members).encode()) % TAGS  # not of the name, which differs if some ranks have made more groups
-    group_of_all = comm.Get_group()
-    group_of_members = group_of_all.Incl(members)
-    part = comm.Create_group(group_of_members, tag)
-    group_of_members.Free()
-    group_of_all.Free()
+    part = mpi_library.part_of(comm, members, tag)
     group: ProcessGroup = ProcessGroup.from_comm(part, timeout=timeout, name=name)
     part.Free()
     return group
