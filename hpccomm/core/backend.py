@@ -83,7 +83,9 @@ class FastPath:
     all_gather_single_coalesced = reduce_scatter_single_coalesced = _not_done
     recv = sendrecv = _no_sender
     ibroadcast = iall_reduce = ibarrier = isend = irecv = _no_work
-    ireduce = iall_gather_single = ireduce_scatter_single = iall_reduce_coalesced = isendrecv = _no_work
+    ireduce = iall_gather_single = ireduce_scatter_single = iall_to_all_single = isendrecv = _no_work
+    iall_reduce_coalesced = ibroadcast_coalesced = iall_gather_single_coalesced = _no_work
+    ireduce_scatter_single_coalesced = _no_work
 
 
 class Backend(GeneratedBackend):

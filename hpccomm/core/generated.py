@@ -331,7 +331,10 @@ class GeneratedOperations(Members):
     @asynchronous_method
     def broadcast_coalesced(self, arrays: Arrays, root: int = 0, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.broadcast_coalesced`."""
-        if not async_op and self.dispatcher.fast.broadcast_coalesced(arrays, root):
+        if async_op:
+            if (work := self.dispatcher.fast.ibroadcast_coalesced(arrays, root)) is not None:
+                return work
+        elif self.dispatcher.fast.broadcast_coalesced(arrays, root):
             return None
         return self.dispatcher.run(broadcast_coalesced(self, arrays, root), async_op)
 
@@ -347,7 +350,10 @@ class GeneratedOperations(Members):
     @asynchronous_method
     def all_gather_single_coalesced(self, outputs: Arrays, inputs: Arrays, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.all_gather_single_coalesced`."""
-        if not async_op and self.dispatcher.fast.all_gather_single_coalesced(outputs, inputs):
+        if async_op:
+            if (work := self.dispatcher.fast.iall_gather_single_coalesced(outputs, inputs)) is not None:
+                return work
+        elif self.dispatcher.fast.all_gather_single_coalesced(outputs, inputs):
             return None
         return self.dispatcher.run(all_gather_single_coalesced(self, outputs, inputs), async_op)
 
@@ -356,7 +362,10 @@ class GeneratedOperations(Members):
         self, outputs: Arrays, inputs: Arrays, op: ReduceOpLike = SUM, async_op: bool = False
     ) -> Work | None:
         """See :func:`hpccomm.reduce_scatter_single_coalesced`."""
-        if not async_op and self.dispatcher.fast.reduce_scatter_single_coalesced(outputs, inputs, op):
+        if async_op:
+            if (work := self.dispatcher.fast.ireduce_scatter_single_coalesced(outputs, inputs, op)) is not None:
+                return work
+        elif self.dispatcher.fast.reduce_scatter_single_coalesced(outputs, inputs, op):
             return None
         return self.dispatcher.run(reduce_scatter_single_coalesced(self, outputs, inputs, op), async_op)
 

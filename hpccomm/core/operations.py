@@ -74,9 +74,12 @@ class Operations(GeneratedOperations):
         async_op: bool = False,
     ) -> Work | None:
         """See :func:`hpccomm.all_to_all_single`."""
-        is_fast = output_split_sizes is input_split_sizes is None and not async_op
-        if is_fast and self.dispatcher.fast.all_to_all_single(output, input):
-            return None
+        if output_split_sizes is input_split_sizes is None:
+            if async_op:
+                if (work := self.dispatcher.fast.iall_to_all_single(output, input)) is not None:
+                    return work
+            elif self.dispatcher.fast.all_to_all_single(output, input):
+                return None
         sizes = output_split_sizes, input_split_sizes
         return self.dispatcher.run(calls.all_to_all_single(self, output, input, *sizes), async_op)
 

@@ -249,6 +249,8 @@ cdef class Collectives(Trials):
 
     def all_to_all_single(self, output, array):
         """Do an all_to_all_single of equal parts, or return False."""
+        if self.is_for_gpu(output):
+            return self.gpu.all_to_all_single_as(output, array, BLOCKING)
         cdef Array* y = plain(output, LARGEST_COUNT)
         cdef Array* x = plain(array, LARGEST_COUNT)
         if not self.is_pair(y, x) or PyArray_NBYTES(x) != PyArray_NBYTES(y) or type_of(x) == 0:

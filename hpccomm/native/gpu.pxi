@@ -112,7 +112,7 @@ cdef struct Functions:  # in the order of FUNCTIONS
     Reduces all_reduce, reduce_scatter
     int (*reduce)(P, P, size_t, int, int, int, P, P) noexcept nogil
     Rooted broadcast
-    Moves all_gather
+    Moves all_gather, all_to_all  # the latter may be NULL
     Passes send, recv
     int (*group_start)() noexcept nogil
     int (*group_end)() noexcept nogil
@@ -120,8 +120,8 @@ cdef struct Functions:  # in the order of FUNCTIONS
 
 FUNCTIONS = (
     "current_stream", "cuCtxGetCurrent", "cuEventRecord", "cuStreamWaitEvent", "cuEventQuery", "cuStreamIsCapturing",
-    "cuStreamGetId", "cuLaunchKernel", "ncclAllReduce", "ncclReduceScatter", "ncclReduce", "ncclBroadcast", "ncclAllGather", "ncclSend", "ncclRecv",
-    "ncclGroupStart", "ncclGroupEnd", "ncclCommGetAsyncError",
+    "cuStreamGetId", "cuLaunchKernel", "ncclAllReduce", "ncclReduceScatter", "ncclReduce", "ncclBroadcast", "ncclAllGather", "ncclAlltoAll",
+    "ncclSend", "ncclRecv", "ncclGroupStart", "ncclGroupEnd", "ncclCommGetAsyncError",
 )
 
 cdef struct GPUType:

@@ -24,6 +24,9 @@ cdef struct Call:  # of a function of NCCL
     int datatype, op, peer
 
 
+cdef int[4] CALLS_OF = [ALL_REDUCE, BROADCAST, ALL_GATHER, REDUCE_SCATTER]  # of the coalesced ones, from COALESCED on
+
+
 cdef class GPUPath:
     """The fast path of one group's communicator; its subclass in nccl/fast_path.py has the parts that may be slow."""
 
@@ -57,7 +60,7 @@ cdef class GPUPath:
         those of copies.cu for one copy of few axes, by unit.
         """
         for i, name in enumerate(FUNCTIONS):
-            (<P*>&self.to)[<int>i] = <P><uintptr_t>functions[name]
+            (<P*>&self.to)[<int>i] = <P><uintptr_t>functions.get(name, 0)
         self.comm, self.own, self.order, self.rank, self.size = <P>comm, own, <P>order, rank, size
         self.device, self.device_name, self.issuing = device, device_name, issuing
         self.events, self.kept, self.work_class, self.memory = events, kept, work_class, [None, None]
@@ -82,8 +85,16 @@ cdef class GPUPath:
     def iall_gather_single(self, output, array): return self.all_gather_single_as(output, array, ASYNC)
     def reduce_scatter_single(self, output, array, op): return self.reduce_scatter_single_as(output, array, op, BLOCKING)
     def ireduce_scatter_single(self, output, array, op): return self.reduce_scatter_single_as(output, array, op, ASYNC)
-    def all_reduce_coalesced(self, arrays, op): return self.all_reduce_coalesced_as(arrays, op, BLOCKING)
-    def iall_reduce_coalesced(self, arrays, op): return self.all_reduce_coalesced_as(arrays, op, ASYNC)
+    def all_to_all_single(self, output, array): return self.all_to_all_single_as(output, array, BLOCKING)
+    def iall_to_all_single(self, output, array): return self.all_to_all_single_as(output, array, ASYNC)
+    def all_reduce_coalesced(self, arrays, op): return self.coalesced_as(COALESCED, arrays, arrays, op, 0, BLOCKING)
+    def iall_reduce_coalesced(self, arrays, op): return self.coalesced_as(COALESCED, arrays, arrays, op, 0, ASYNC)
+    def broadcast_coalesced(self, arrays, root): return self.coalesced_as(BROADCAST_COALESCED, arrays, arrays, None, root, BLOCKING)
+    def ibroadcast_coalesced(self, arrays, root): return self.coalesced_as(BROADCAST_COALESCED, arrays, arrays, None, root, ASYNC)
+    def all_gather_single_coalesced(self, outputs, arrays): return self.coalesced_as(ALL_GATHER_COALESCED, outputs, arrays, None, 0, BLOCKING)
+    def iall_gather_single_coalesced(self, outputs, arrays): return self.coalesced_as(ALL_GATHER_COALESCED, outputs, arrays, None, 0, ASYNC)
+    def reduce_scatter_single_coalesced(self, outputs, arrays, op): return self.coalesced_as(REDUCE_SCATTER_COALESCED, outputs, arrays, op, 0, BLOCKING)
+    def ireduce_scatter_single_coalesced(self, outputs, arrays, op): return self.coalesced_as(REDUCE_SCATTER_COALESCED, outputs, arrays, op, 0, ASYNC)
     def send(self, array, dst, tag): return self.send_as(array, dst, tag, BLOCKING)
     def isend(self, array, dst, tag): return self.send_as(array, dst, tag, ASYNC)
     def recv(self, array, src, tag): return self.recv_as(array, src, tag, BLOCKING)
@@ -103,7 +114,9 @@ cdef class GPUPath:
             return self.all_gather_single_as(arguments[0], arguments[1], how)
         if operation == "reduce_scatter_single":
             return self.reduce_scatter_single_as(arguments[0], arguments[1], arguments[2], how)
-        return self.all_reduce_coalesced_as(arguments[0], arguments[1], how)
+        if operation == "all_to_all_single":
+            return self.all_to_all_single_as(arguments[0], arguments[1], how) if arguments[2] is arguments[3] is None else None
+        return self.coalesced_as(COALESCED, arguments[0], arguments[0], arguments[1], 0, how)
 
     cdef object broadcast_as(self, object array, object root, int how):
         """Do a broadcast, or return None."""
@@ -139,9 +152,7 @@ cdef class GPUPath:
     cdef object all_gather_single_as(self, object output, object array, int how):
         """Do an all_gather_single, or return None."""
         cdef Seen x, y
-        if not self.takes(array, &x) or not self.takes(output, &y) or x.type != y.type or not are_seen_apart(&x, &y):
-            return None
-        if y.count != x.count * self.size:
+        if not self.takes_pair(output, array, &y, &x) or y.count != x.count * self.size:
             return None
         cdef Call call = Call(ALL_GATHER, x.data, y.data, x.count * x.type.width, x.type.datatype, 0, 0)
         return self.do(&call, 1, how, ALL_GATHER, &y, NOBODY, NOBODY, output, (output, array))
@@ -150,12 +161,26 @@ cdef class GPUPath:
         """Do a reduce_scatter_single, or return None."""
         cdef Seen x, y
         cdef int place = gpu_op(op)
-        if not self.takes(array, &x) or not self.takes(output, &y) or x.type != y.type or not are_seen_apart(&x, &y):
+        if place < 0 or not self.takes_pair(output, array, &y, &x):
             return None
-        if place < 0 or x.type.ops[place] < 0 or x.count != y.count * self.size:
+        if x.type.ops[place] < 0 or x.count != y.count * self.size:
             return None
         cdef Call call = Call(REDUCE_SCATTER, x.data, y.data, y.count * x.type.width, x.type.datatype, x.type.ops[place], 0)
         return self.do(&call, 1, how, REDUCE_SCATTER, &y, place, NOBODY, output, (output, array))
+
+    cdef object all_to_all_single_as(self, object output, object array, int how):
+        """Do an all_to_all_single of equal parts, or return None."""
+        cdef Seen x, y
+        if self.to.all_to_all == NULL or not self.takes_pair(output, array, &y, &x) or y.count != x.count:
+            return None
+        if not (self.has_equal_parts(output) and self.has_equal_parts(array)):
+            return None
+        cdef Call call = Call(ALL_TO_ALL_SINGLE, x.data, y.data, x.count * x.type.width // self.size, x.type.datatype, 0, 0)
+        return self.do(&call, 1, how, ALL_TO_ALL_SINGLE, &y, NOBODY, NOBODY, output, (output, array))
+
+    cdef inline bint has_equal_parts(self, object array) except -1:
+        cdef tuple shape = GET(array_shape, array)
+        return len(shape) > 0 and <Py_ssize_t>shape[0] % self.size == 0
 
     cdef object send_as(self, object array, object dst, object tag, int how):
         """Send a message, or return None."""
@@ -185,24 +210,116 @@ cdef class GPUPath:
         both[1] = Call(RECV, NULL, y.data, y.count * y.type.width, y.type.datatype, 0, src)
         return self.do(both, 2, how, SENDRECV, &y, NOBODY, dst, output, (output, array), src)
 
-    cdef object all_reduce_coalesced_as(self, object arrays, object op, int how):
-        """Do an all_reduce of each array as one group of calls, or return None."""
+    cdef object coalesced_as(self, int what, object outputs, object arrays, object op, object root, int how):
+        """Do an operation on each pair of arrays as one group of calls, or return None. In place both lists are one."""
+        cdef int each = CALLS_OF[what - COALESCED]
+        cdef bint reduces = each == ALL_REDUCE or each == REDUCE_SCATTER
+        cdef int place = gpu_op(op) if reduces else NOBODY
         cdef Call[MOST_CALLS] calls
-        cdef Seen x
-        cdef int n = 0, place = gpu_op(op)
+        cdef Seen[MOST_CALLS] given, taken
         cdef Py_ssize_t nbytes = 0
-        if place < 0 or type(arrays) is not list or not 0 < PyList_GET_SIZE(arrays) <= MOST_CALLS:
+        cdef int i, j, n
+        cdef Seen *x
+        cdef Seen *y
+        if type(outputs) is not list or type(arrays) is not list or not is_rank(root, self.size) or reduces and place < 0:
             return None
-        for array in <list>arrays:
-            if not self.takes(array, &x) or x.type.ops[place] < 0:
+        if not 0 < PyList_GET_SIZE(arrays) <= MOST_CALLS or PyList_GET_SIZE(outputs) != PyList_GET_SIZE(arrays):
+            return None
+        n = <int>PyList_GET_SIZE(arrays)
+        for i in range(n):
+            x, y = &given[i], &taken[i]
+            if not self.takes((<list>outputs)[i], y):
                 return None
-            calls[n] = Call(ALL_REDUCE, x.data, x.data, x.count * x.type.width, x.type.datatype, x.type.ops[place], 0)
-            n, nbytes = n + 1, nbytes + x.nbytes
-        x.nbytes = nbytes
-        return self.do(calls, n, how, COALESCED, &x, place, NOBODY, arrays, list(arrays))
+            if outputs is arrays:
+                x[0] = y[0]
+            elif not self.takes((<list>arrays)[i], x) or x.type != y.type:
+                return None
+            elif (x.count * self.size != y.count) if each == ALL_GATHER else (y.count * self.size != x.count):
+                return None
+            if reduces and x.type.ops[place] < 0:
+                return None
+            calls[i] = Call(each, x.data, y.data, min(x.count, y.count) * x.type.width, x.type.datatype,
+                            x.type.ops[place] if reduces else 0, root)
+            nbytes += y.nbytes
+        if outputs is not arrays:
+            for i in range(n):
+                for j in range(n):
+                    if not are_seen_apart(&given[i], &taken[j]):
+                        return None
+        y.nbytes = nbytes
+        return self.do(calls, n, how, what, y, place, root if what == BROADCAST_COALESCED else NOBODY, outputs,
+                       list(outputs) if outputs is arrays else (list(outputs), list(arrays)))
+
+    def batch(self, messages, kind, irecv):
+        """Begin the messages of a list of `kind` (P2POp) as one group of calls, receives first; return their Works, or
+        None.
+        """
+        cdef Call[MOST_CALLS] calls
+        cdef Seen[MOST_CALLS] seen
+        cdef int[MOST_CALLS] places
+        cdef long long[MOST_CALLS] numbers, entries
+        cdef P[MOST_CALLS] ends
+        cdef P current, own = <P>self.own
+        cdef Message each
+        cdef int i, n = 0, code
+        if type(messages) is not list or not 1 < PyList_GET_SIZE(messages) <= MOST_CALLS:
+            return None
+        for receives in (True, False):
+            for i in range(<int>PyList_GET_SIZE(messages)):
+                if type((<list>messages)[i]) is not kind:
+                    return None
+                each = <Message>(<list>messages)[i]
+                if (each.op is irecv) is not receives:
+                    continue
+                if each.group is not None or each.group_peer is not None or not self.is_no_tag(each.tag):
+                    return None
+                if not is_rank(each.peer, self.size) or not self.takes(each.array, &seen[n]):
+                    return None
+                calls[n] = Call(RECV if receives else SEND, seen[n].data, seen[n].data, seen[n].count * seen[n].type.width,
+                                seen[n].type.datatype, 0, each.peer)
+                places[n] = i
+                n += 1
+        cdef list works = [each.array for each in <list>messages]
+        current = <P>self.to.current_stream(self.device)
+        for i in range(n):
+            ends[i], entries[i] = <P><uintptr_t>(self.events.pop() if self.events else self.new_event()), 0
+        with nogil:
+            code = self.prepare(own, current, True)
+            code = code or self.issue(calls, n, own)
+        if code == LEFT:
+            for i in range(n):
+                self.events.append(<uintptr_t>ends[i])
+            return None
+        try:
+            for i in range(n):
+                numbers[i] = self.counted(calls[i].what, &seen[i], NOBODY, calls[i].peer, True, &entries[i])
+            if code == NCCL_IN_PROGRESS:
+                self.finish_call(code)
+                code = 0
+            with nogil:
+                for i in range(n):
+                    code = code or of_cuda(self.to.record(ends[i], own))
+            self.check(code)
+            self.issuing.newest = <uintptr_t>ends[n - 1]
+        except Exception as error:
+            for i in range(n):
+                note_end(entries[i], True)
+                self.events.append(<uintptr_t>ends[i])
+            raise self.failed("batch_isend_irecv", numbers[0], True, error)
+        finally:
+            self.leave()
+        for i in range(n):
+            array = works[places[i]]
+            works[places[i]] = self.followed(ends[i], current, calls[i].what, &seen[i], calls[i].peer, numbers[i],
+                                             entries[i], array, array, calls[i].peer if calls[i].what == RECV else None)
+        return works
 
     cdef inline bint takes(self, object array, Seen* x) except -1:
         return self.is_open and sees(array, self.device_name, x) and x.is_plain and x.device == self.device
+
+    cdef inline bint takes_pair(self, object output, object array, Seen* y, Seen* x) except -1:
+        """Take two arrays of one dtype that share no memory."""
+        return self.takes(array, x) and self.takes(output, y) and x.type == y.type and are_seen_apart(x, y)
 
     cdef inline bint takes_any(self, object array, Seen* x, Packed* packed) except -1:
         """Take also an array with gaps, which is packed before and unpacked after the call."""
@@ -263,8 +380,7 @@ cdef class GPUPath:
                     if code == 0 and async_op:
                         code = of_cuda(self.to.record(event, stream))
                         self.issuing.newest = <uintptr_t>event
-            if code:
-                raise self.cuda_error(code - CUDA_ERROR) if code >= CUDA_ERROR else self.nccl_error(code)
+            self.check(code)
         except Exception as error:
             note_end(entry, True)
             if async_op:
@@ -281,6 +397,12 @@ cdef class GPUPath:
             self.marked = now()
             self.mark(NAMES[what], result, peer if what >= SEND else None)
         return True if source is None else source
+
+    cdef int check(self, int code) except -1:
+        """Raise the error of a code of CUDA or NCCL."""
+        if code:
+            raise self.cuda_error(code - CUDA_ERROR) if code >= CUDA_ERROR else self.nccl_error(code)
+        return 0
 
     cdef object temporary(self, P stream, Py_ssize_t nbytes):
         """Return temporary memory, the same for all operations of a stream: they come one after the other."""
@@ -360,6 +482,8 @@ cdef class GPUPath:
             return self.to.reduce(c.sent, c.received, c.count, c.datatype, c.op, c.peer, self.comm, stream)
         if c.what == ALL_GATHER:
             return self.to.all_gather(c.sent, c.received, c.count, c.datatype, self.comm, stream)
+        if c.what == ALL_TO_ALL_SINGLE:
+            return self.to.all_to_all(c.sent, c.received, c.count, c.datatype, self.comm, stream)
         if c.what == REDUCE_SCATTER:
             return self.to.reduce_scatter(c.sent, c.received, c.count, c.datatype, c.op, self.comm, stream)
         if c.what == SEND:
@@ -440,6 +564,8 @@ cdef class GPUPath:
 
 cdef inline int start_of(int what) noexcept nogil:
     """Return the number of the persistent form of an operation."""
+    if what == ALL_TO_ALL_SINGLE:
+        return ALL_TO_ALL_START
     return COALESCED_START if what == COALESCED else what + BROADCAST_START - BROADCAST
 
 

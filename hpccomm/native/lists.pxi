@@ -148,8 +148,8 @@ cdef class Lists(Collectives):
 
     def all_reduce_coalesced(self, arrays, op):
         """Do an all_reduce of many arrays of one dtype, packed into few as in mpi/coalesced.py, or return False."""
-        if type(arrays) is list and PyList_GET_SIZE(arrays) > 0 and self.is_for_gpu(<object>PyList_GET_ITEM(arrays, 0)):
-            return self.gpu.all_reduce_coalesced_as(arrays, op, BLOCKING)
+        if self.are_for_gpu(arrays):
+            return self.gpu.coalesced_as(COALESCED, arrays, arrays, op, 0, BLOCKING)
         cdef int code, number = self.type_of_first(arrays), place = self.place_of(op)
         cdef bint averages = place == AVERAGE
         if averages:
@@ -186,14 +186,20 @@ cdef class Lists(Collectives):
 
     def broadcast_coalesced(self, arrays, root):
         """Do a broadcast of many arrays of one dtype, packed into few, or return False."""
+        if self.are_for_gpu(arrays):
+            return self.gpu.coalesced_as(BROADCAST_COALESCED, arrays, arrays, None, root, BLOCKING)
         return is_rank(root, self.size) and self.in_runs(BROADCAST_COALESCED, arrays, arrays, 1, PyLong_AsLong(root), NOBODY)
 
     def all_gather_single_coalesced(self, outputs, inputs):
         """Like broadcast_coalesced, for all_gather_single."""
+        if self.are_for_gpu(inputs):
+            return self.gpu.coalesced_as(ALL_GATHER_COALESCED, outputs, inputs, None, 0, BLOCKING)
         return self.in_runs(ALL_GATHER_COALESCED, outputs, inputs, self.size, NOBODY, NOBODY)
 
     def reduce_scatter_single_coalesced(self, outputs, inputs, op):
         """Like broadcast_coalesced, for reduce_scatter_single."""
+        if self.are_for_gpu(inputs):
+            return self.gpu.coalesced_as(REDUCE_SCATTER_COALESCED, outputs, inputs, op, 0, BLOCKING)
         cdef int place = self.place_of(op), number = self.type_of_first(inputs)
         if place < 0 or number < 0 or mpi.reduced[place][number] == 0:
             return False

@@ -136,6 +136,8 @@ cdef class FastPath(Sparse):
         """Begin the messages of a list of `kind` (P2POp), receives first; return their Works, or None."""
         if not PyList_CheckExact(messages):
             return None
+        if messages and type(messages[0]) is kind and self.is_for_gpu((<Message>messages[0]).array):
+            return self.gpu.batch(messages, kind, irecv)
         cdef list works = []
         cdef Message each
         cdef Pending work
@@ -210,8 +212,20 @@ cdef class FastPath(Sparse):
     def isendrecv(self, array, dst, output, src, tag, recv_tag):
         return self.gpu.sendrecv_as(array, dst, output, src, tag, recv_tag, ASYNC) if self.is_for_gpu(array) else None
 
+    def iall_to_all_single(self, output, array):
+        return self.gpu.all_to_all_single_as(output, array, ASYNC) if self.is_for_gpu(output) else None
+
     def iall_reduce_coalesced(self, arrays, op):
-        return self.gpu.all_reduce_coalesced_as(arrays, op, ASYNC) if self.is_for_gpu(arrays) else None
+        return self.gpu.coalesced_as(COALESCED, arrays, arrays, op, 0, ASYNC) if self.are_for_gpu(arrays) else None
+
+    def ibroadcast_coalesced(self, arrays, root):
+        return self.gpu.coalesced_as(BROADCAST_COALESCED, arrays, arrays, None, root, ASYNC) if self.are_for_gpu(arrays) else None
+
+    def iall_gather_single_coalesced(self, outputs, arrays):
+        return self.gpu.coalesced_as(ALL_GATHER_COALESCED, outputs, arrays, None, 0, ASYNC) if self.are_for_gpu(arrays) else None
+
+    def ireduce_scatter_single_coalesced(self, outputs, arrays, op):
+        return self.gpu.coalesced_as(REDUCE_SCATTER_COALESCED, outputs, arrays, op, 0, ASYNC) if self.are_for_gpu(arrays) else None
 
     cdef Pending has_begun(self, str name, Pending work, int code):
         """Count a collective that has begun, and return its Work, already complete in a group of one rank."""

@@ -60,6 +60,9 @@ cdef class Path:
     cdef inline bint is_for_gpu(self, object array) noexcept:
         return Py_TYPE(array) is not &PyArray_Type and self.gpu is not None
 
+    cdef inline bint are_for_gpu(self, object arrays) noexcept:
+        return type(arrays) is list and PyList_GET_SIZE(arrays) > 0 and self.is_for_gpu(<object>PyList_GET_ITEM(arrays, 0))
+
     def addresses_of_counts(self):
         """Return the addresses of the counts: the fast path's collectives, others; its messages, others."""
         return (<uintptr_t>&self.count, <uintptr_t>&self.passed_collectives,

@@ -59,7 +59,7 @@ class NCCLFastPath(fastpath.GPUPath, FastPath):
         runtime, backend = connection.runtime, self._backend
         functions = runtime.functions_for_c() | backend.nccl.functions_for_c()
         self.connection = connection
-        if set_up() and {*fastpath.FUNCTIONS} <= {*functions}:
+        if set_up() and {*fastpath.FUNCTIONS} - {"ncclAlltoAll"} <= {*functions}:
             self.connect(
                 functions, connection.comm.handle, connection.stream, connection.order, backend.rank, backend.size,
                 connection.device, device, connection.issuing, connection.events, connection.in_flight,

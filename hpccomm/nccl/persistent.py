@@ -13,7 +13,10 @@ from ..errors import DistTimeoutError
 from .connection import Connection
 from .plan import Plan
 
-FAST = {"broadcast", "all_reduce", "all_gather_single", "reduce_scatter_single", "all_reduce_coalesced"}
+FAST = {
+    "broadcast", "all_reduce", "all_reduce_coalesced", "all_gather_single", "reduce_scatter_single",
+    "all_to_all_single",
+}  # fmt: skip
 START, RUN = 2, 3  # as in native/gpu.pxi
 
 

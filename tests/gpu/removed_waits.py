@@ -36,6 +36,7 @@ COMPILED = {  # pieces of the compiled path, and their replacements
     "code = code or of_cuda(self.to.wait(stream, <P>self.issuing.newest, 0))": "pass",
     "code = code or self.follow(stream, <P>before)": "pass",
     "code = of_cuda(self.to.record(event, stream))": "pass",
+    "code = code or of_cuda(self.to.record(ends[i], own))": "pass",
     "or path.to.wait(current, <P>self._event, 0)": "",
     "self.kept[work._event] = (None, arrays)": "self.kept[work._event] = (None, ())",
     "if self._event == path.issuing.newest:": "if True:",

@@ -21,8 +21,8 @@ CUDA = {  # the method of the seam, and how many arguments it has in C
 }  # fmt: skip
 NCCL = {
     "ncclAllReduce": ("all_reduce", 7), "ncclReduceScatter": ("reduce_scatter", 7), "ncclReduce": ("reduce", 8),
-    "ncclBroadcast": ("broadcast", 7), "ncclAllGather": ("all_gather", 6), "ncclSend": ("send", 6),
-    "ncclRecv": ("recv", 6),
+    "ncclBroadcast": ("broadcast", 7), "ncclAllGather": ("all_gather", 6),
+    "ncclAlltoAll": ("all_to_all", 6), "ncclSend": ("send", 6), "ncclRecv": ("recv", 6),
 }  # fmt: skip
 _raised: list[Exception] = []
 _kept: list[Any] = []  # those that C has

@@ -97,13 +97,18 @@ class NCCL:
         MACHINE._freed.add(memory, end, freed)
 
     def functions_for_c(self) -> dict[str, int]:
-        return stand_in_calls.nccl(HANDLES.__getitem__, group_start, group_end)
+        return of_this_version(stand_in_calls.nccl(HANDLES.__getitem__, group_start, group_end))
 
     def error(self, code: int) -> Exception:
         return stand_in_calls.raised()
 
     def explain(self, error: Exception) -> str | None:
         return str(error) if isinstance(error, NCCLError) else None
+
+
+def of_this_version(functions: dict[str, int]) -> dict[str, int]:
+    """Return the functions that the stand-in has now."""
+    return {name: each for name, each in functions.items() if name != "ncclAlltoAll" or MACHINE.has_all_to_all}
 
 
 def fail() -> None:

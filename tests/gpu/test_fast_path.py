@@ -33,6 +33,7 @@ class Arrays:
         self.one = gpus.array(np.full(4, group.rank + 1, dtype), layout)
         self.other = gpus.array(np.zeros(4, dtype), layout)
         self.all = gpus.array(np.full(4 * group.size, group.rank + 1, dtype), layout)
+        self.received = gpus.array(np.zeros(4 * group.size, dtype), layout)
 
 
 def operations(group: hc.ProcessGroup, async_op: bool = False) -> dict[str, Callable[[Arrays], Any]]:
@@ -46,11 +47,23 @@ def operations(group: hc.ProcessGroup, async_op: bool = False) -> dict[str, Call
         "all_gather_single": lambda on: group.all_gather_single(on.all, on.one, async_op=async_op),
         "reduce_scatter_single": lambda on: group.reduce_scatter_single(on.one, on.all, async_op=async_op),
         "sendrecv": lambda on: group.sendrecv(on.one, to, on.other, source, async_op=async_op),
+        "all_to_all_single": lambda on: group.all_to_all_single(on.received, on.all, async_op=async_op),
+        "all_reduce_coalesced": lambda on: group.all_reduce_coalesced([on.other, on.one], async_op=async_op),
+        "broadcast_coalesced": lambda on: group.broadcast_coalesced([on.other, on.one], last, async_op=async_op),
+        "all_gather_single_coalesced": lambda on: group.all_gather_single_coalesced(
+            [on.received, on.all], [on.other, on.one], async_op=async_op
+        ),
+        "reduce_scatter_single_coalesced": lambda on: group.reduce_scatter_single_coalesced(
+            [on.other, on.one], [on.received, on.all], async_op=async_op
+        ),
     }
 
 
 PACKED = ["all_reduce", "broadcast", "reduce"]  # also strided arrays take the fast path
-NAMES = ["all_reduce", "broadcast", "reduce", "all_gather_single", "reduce_scatter_single", "sendrecv"]
+NAMES = [
+    "all_reduce", "broadcast", "reduce", "all_gather_single", "reduce_scatter_single", "sendrecv", "all_to_all_single",
+    "all_reduce_coalesced", "broadcast_coalesced", "all_gather_single_coalesced", "reduce_scatter_single_coalesced",
+]  # fmt: skip
 
 
 def results(group: hc.ProcessGroup, name: str, on: Arrays) -> None:
@@ -64,8 +77,9 @@ def results(group: hc.ProcessGroup, name: str, on: Arrays) -> None:
         "all_gather_single": (on.all, np.repeat(ranks, 4)),
         "reduce_scatter_single": (on.one, np.full(4, ranks.sum())),
         "sendrecv": (on.other, np.full(4, (group.rank - 1) % n + 1)),
+        "all_to_all_single": (on.received, np.repeat(ranks, 4)),
     }
-    array, values = expected[name]
+    array, values = expected[name.removesuffix("_coalesced")]
     assert_same(gpus.values(array), values.astype(array.dtype))
 
 
@@ -178,9 +192,73 @@ def test_what_is_strided_or_empty_goes_the_long_way(
     operation(on)
     results(process_group, name, on)
     empty = Arrays(process_group)
-    empty.one, empty.other, empty.all = (each[:0] for each in (on.one, on.other, on.all))
+    empty.one, empty.other, empty.all, empty.received = (each[:0] for each in (on.one, on.other, on.all, on.received))
     operation(empty)
     assert len(plans) == 2 - (name in PACKED)
+
+
+def ring(array: Any, into: Any, tag: int = 0, group: Any = None) -> list[hc.P2POp]:
+    """Return a message to the right and one from the left; on one rank, to oneself."""
+    n, me = hc.get_world_size(), hc.get_rank()
+    return [
+        hc.P2POp(hc.isend, array, (me + 1) % n, group, tag), hc.P2POp(hc.irecv, into, (me - 1) % n, group, tag)
+    ]  # fmt: skip
+
+
+def test_a_batch_is_one_group_of_calls(process_group: hc.ProcessGroup, plans: list[bool]) -> None:
+    left, before = (process_group.rank - 1) % process_group.size, process_group.message_number
+    ons = [Arrays(process_group) for _ in range(2)]
+    sent, received, *others = hc.batch_isend_irecv([each for on in ons for each in ring(on.one, on.other)])
+    numbers = [work.sequence_number - before for work in (received, others[1], sent, others[0])]
+    assert numbers == [1, 2, 3, 4]  # the receives begin first
+    assert [work.op_type for work in (sent, received)] == ["send", "recv"]
+    assert received.source_rank() == left
+    for work in (sent, received, *others):
+        work.wait()
+    for on in ons:
+        assert_same(gpus.values(on.other), np.full(4, left + 1, np.float32))
+    assert not plans
+
+
+def test_a_batch_that_the_fast_path_leaves(process_group: hc.ProcessGroup, plans: list[bool]) -> None:
+    left, host = (process_group.rank - 1) % process_group.size, np.zeros(4, np.float32)
+    on = Arrays(process_group, layout=strided)
+    from_host = np.full(4, process_group.rank + 1, np.float32)
+    for batch, into in (
+        (ring(on.one, on.other), on.other),
+        (ring(on.one, on.other, group=process_group), on.other),
+        ([*ring(on.one, on.other), *ring(from_host, host)], host),
+        ([*ring(from_host, host), *ring(on.one, on.other)], on.other),
+    ):
+        before = len(plans)
+        hc.wait_all(hc.batch_isend_irecv(batch))
+        assert_same(into if into is host else gpus.values(into), np.full(4, left + 1, np.float32))
+        assert len(plans) > before
+    assert hc.batch_isend_irecv([]) == []
+
+
+def test_a_batch_that_the_checks_refuse(process_group: hc.ProcessGroup, plans: list[bool]) -> None:
+    on, n = Arrays(process_group), process_group.size
+    with pytest.raises(hc.UnsupportedOperationError, match="NCCL has no tags"):
+        hc.batch_isend_irecv(ring(on.one, on.other, tag=3))
+    with pytest.raises(ValueError, match=f"isend: dst is {n}"):
+        hc.batch_isend_irecv([*ring(on.one, on.other), hc.P2POp(hc.isend, on.one, n)])
+    with pytest.raises(TypeError, match="expected P2POp objects"):
+        hc.batch_isend_irecv([*ring(on.one, on.other), None])  # type: ignore[list-item]
+    hc.wait_all(hc.batch_isend_irecv(ring(on.one, on.other)))
+    results(process_group, "sendrecv", on)
+
+
+def test_an_error_of_a_batch_names_it(process_group: hc.ProcessGroup, machine: Any) -> None:
+    from .stand_in import NCCLError
+
+    on = Arrays(process_group)
+    for _ in range(2):
+        hc.wait_all(hc.batch_isend_irecv(ring(on.one, on.other)))
+        machine.failures.append(NCCLError("ncclInvalidArgument (4): a bad pointer"))
+        with pytest.raises(hc.DistBackendError, match=r"batch_isend_irecv #\d+ of .*ncclInvalidArgument \(4\): a bad"):
+            hc.batch_isend_irecv(ring(on.one, on.other))
+        machine.failures.clear()
 
 
 def test_an_output_that_overlaps_its_input_gives_the_same_as_a_copy(
@@ -196,7 +274,14 @@ def test_an_output_that_overlaps_its_input_gives_the_same_as_a_copy(
     ring = gpus.array(np.full(4, float(me)))
     hc.sendrecv(ring[:3], (me + 1) % n, ring[1:], (me - 1) % n)
     assert_same(gpus.values(ring)[1:], np.full(3, float((me - 1) % n)))
-    assert len(plans) == 3
+    spread = gpus.array(np.full(n, float(me)))
+    hc.all_to_all_single(spread, spread)
+    assert_same(gpus.values(spread), np.arange(float(n)))
+    first, second = gpus.array(np.zeros(n)), gpus.array(np.full(n, float(me)))
+    hc.all_gather_single_coalesced([first, second], [second[:1], gpus.array(np.full(1, me + 0.5))])
+    assert_same(gpus.values(first), np.arange(float(n)))
+    assert_same(gpus.values(second), np.arange(n) + 0.5)
+    assert len(plans) == 5
 
 
 def test_what_the_checks_refuse_is_refused(process_group: hc.ProcessGroup, plans: list[bool]) -> None:
@@ -208,6 +293,12 @@ def test_what_the_checks_refuse_is_refused(process_group: hc.ProcessGroup, plans
         process_group.broadcast(on.one, True)
     with pytest.raises(TypeError, match="op is"):
         process_group.all_reduce(on.one, ["sum"])
+    with pytest.raises(TypeError, match="op is"):
+        process_group.all_reduce_coalesced([on.one], None)
+    with pytest.raises(ValueError, match=f"broadcast_coalesced: root is {n}"):
+        process_group.broadcast_coalesced([on.one], n)
+    with pytest.raises(ValueError, match="all_gather_single_coalesced"):
+        process_group.all_gather_single_coalesced([on.all[:-1]], [on.one])
     with pytest.raises(ValueError, match="all_gather_single"):
         process_group.all_gather_single(on.all[:-1], on.one)
     with pytest.raises(TypeError, match="expected the same dtype"):

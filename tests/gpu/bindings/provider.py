@@ -32,7 +32,7 @@ from hpccomm.cuda import copies, cupy_runtime, driver  # noqa: E402
 from hpccomm.cuda.seam import Kernel  # noqa: E402
 from hpccomm.nccl import libnccl  # noqa: E402
 
-from .. import gpus, stand_in, stand_in_calls  # noqa: E402
+from .. import gpus, stand_in, stand_in_calls, stand_in_nccl  # noqa: E402
 from ..stand_in import MACHINE  # noqa: E402
 
 # -- NCCL --------------------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ from ..stand_in import MACHINE  # noqa: E402
 BELOW = stand_in.NCCL()
 COMMUNICATORS: dict[int, stand_in.Communicator] = {}
 HANDLES = itertools.count(0x1000, 16)
-METHODS = {"ncclAlltoAll": "all_to_all", **{name: method for name, (method, _) in stand_in_calls.NCCL.items()}}
+METHODS = {name: method for name, (method, _) in stand_in_calls.NCCL.items()}
 IN_PROGRESS = libnccl.IN_PROGRESS
 RAISED: list[stand_in.NCCLError] = []  # the stand-in's errors: CuPy's exception has only a number
 
@@ -238,6 +238,9 @@ class NCCL(chosen()):  # type: ignore[misc]
     @has_all_to_all.setter
     def has_all_to_all(self, is_there: bool) -> None:
         assert is_there, "the fake library has ncclAlltoAll"
+
+    def functions_for_c(self) -> dict[str, int]:
+        return stand_in_nccl.of_this_version(super().functions_for_c())
 
 
 # -- CUDA --------------------------------------------------------------------------------------------
