@@ -32,7 +32,7 @@ MUTANTS = {
     "sets are not alternated": ("+ (number & 1)) *", "+ (number & 0)) *"),
     "calls are noted in one place": ("int set = n->number & 1;", "int set = 0;"),
     "rounds are not compared": ("node_show(n, call, bytes + at,", "node_show(n, call, bytes,"),
-    "the next set is not waited for": ("n->settled + sets <= ++n->number", "++n->number == 0"),
+    "the next set is not waited for": ("n->settled + sets > n->number", "1"),
     "parts are taken before they are there": (
         "if ((code = node_wait(n, &other->begun, n->number)))\n            return code;",
         "",
