@@ -197,7 +197,7 @@ def test_what_is_strided_or_empty_goes_the_long_way(
     assert len(plans) == 2 - (name in PACKED)
 
 
-def ring(array: Any, into: Any, tag: int = 0, group: Any = None) -> list[hc.P2POp]:
+def around(array: Any, into: Any, tag: int = 0, group: Any = None) -> list[hc.P2POp]:
     """Return a message to the right and one from the left; on one rank, to oneself."""
     n, me = hc.get_world_size(), hc.get_rank()
     return [
@@ -208,7 +208,7 @@ def ring(array: Any, into: Any, tag: int = 0, group: Any = None) -> list[hc.P2PO
 def test_a_batch_is_one_group_of_calls(process_group: hc.ProcessGroup, plans: list[bool]) -> None:
     left, before = (process_group.rank - 1) % process_group.size, process_group.message_number
     ons = [Arrays(process_group) for _ in range(2)]
-    sent, received, *others = hc.batch_isend_irecv([each for on in ons for each in ring(on.one, on.other)])
+    sent, received, *others = hc.batch_isend_irecv([each for on in ons for each in around(on.one, on.other)])
     numbers = [work.sequence_number - before for work in (received, others[1], sent, others[0])]
     assert numbers == [1, 2, 3, 4]  # the receives begin first
     assert [work.op_type for work in (sent, received)] == ["send", "recv"]
@@ -225,10 +225,10 @@ def test_a_batch_that_the_fast_path_leaves(process_group: hc.ProcessGroup, plans
     on = Arrays(process_group, layout=strided)
     from_host = np.full(4, process_group.rank + 1, np.float32)
     for batch, into in (
-        (ring(on.one, on.other), on.other),
-        (ring(on.one, on.other, group=process_group), on.other),
-        ([*ring(on.one, on.other), *ring(from_host, host)], host),
-        ([*ring(from_host, host), *ring(on.one, on.other)], on.other),
+        (around(on.one, on.other), on.other),
+        (around(on.one, on.other, group=process_group), on.other),
+        ([*around(on.one, on.other), *around(from_host, host)], host),
+        ([*around(from_host, host), *around(on.one, on.other)], on.other),
     ):
         before = len(plans)
         hc.wait_all(hc.batch_isend_irecv(batch))
@@ -240,12 +240,12 @@ def test_a_batch_that_the_fast_path_leaves(process_group: hc.ProcessGroup, plans
 def test_a_batch_that_the_checks_refuse(process_group: hc.ProcessGroup, plans: list[bool]) -> None:
     on, n = Arrays(process_group), process_group.size
     with pytest.raises(hc.UnsupportedOperationError, match="NCCL has no tags"):
-        hc.batch_isend_irecv(ring(on.one, on.other, tag=3))
+        hc.batch_isend_irecv(around(on.one, on.other, tag=3))
     with pytest.raises(ValueError, match=f"isend: dst is {n}"):
-        hc.batch_isend_irecv([*ring(on.one, on.other), hc.P2POp(hc.isend, on.one, n)])
+        hc.batch_isend_irecv([*around(on.one, on.other), hc.P2POp(hc.isend, on.one, n)])
     with pytest.raises(TypeError, match="expected P2POp objects"):
-        hc.batch_isend_irecv([*ring(on.one, on.other), None])  # type: ignore[list-item]
-    hc.wait_all(hc.batch_isend_irecv(ring(on.one, on.other)))
+        hc.batch_isend_irecv([*around(on.one, on.other), None])  # type: ignore[list-item]
+    hc.wait_all(hc.batch_isend_irecv(around(on.one, on.other)))
     results(process_group, "sendrecv", on)
 
 
@@ -254,11 +254,10 @@ def test_an_error_of_a_batch_names_it(process_group: hc.ProcessGroup, machine: A
 
     on = Arrays(process_group)
     for _ in range(2):
-        hc.wait_all(hc.batch_isend_irecv(ring(on.one, on.other)))
+        hc.wait_all(hc.batch_isend_irecv(around(on.one, on.other)))
         machine.failures.append(NCCLError("ncclInvalidArgument (4): a bad pointer"))
         with pytest.raises(hc.DistBackendError, match=r"batch_isend_irecv #\d+ of .*ncclInvalidArgument \(4\): a bad"):
-            hc.batch_isend_irecv(ring(on.one, on.other))
-        machine.failures.clear()
+            hc.batch_isend_irecv(around(on.one, on.other))
 
 
 def test_an_output_that_overlaps_its_input_gives_the_same_as_a_copy(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -73,11 +72,11 @@ def comparisons(session: Session) -> Iterator[tuple[str, Call, Call]]:
     """Yield a title, hpccomm's call, and CuPy's call for the same work, for each row."""
     yield _pair(session, "all_reduce")
     yield _pair(session, "all_reduce", "all_reduce, async + wait", async_op=True)
-    names = "broadcast", "reduce", "all_gather_single", "reduce_scatter_single", "all_to_all_single", "sendrecv"
-    for name in names:
+    for name in (
+        "broadcast", "reduce", "all_gather_single", "reduce_scatter_single", "all_to_all_single", "sendrecv"
+    ):  # fmt: skip
         yield _pair(session, name)
-    _, _, messages = _pair(session, "sendrecv")
-    yield "batch of isend + irecv + wait_all", _batch(session), messages
+    yield _batch(session)
     yield _pair(session, "all_reduce_coalesced", f"all_reduce_coalesced, {PIECES} arrays")
     _, _, raw = _pair(session, "all_reduce")
     (case,) = session.cases(load()["all_reduce"], [BYTES], np.float32)
@@ -93,14 +92,13 @@ def comparisons(session: Session) -> Iterator[tuple[str, Call, Call]]:
         yield "all_reduce_init, run", work.run, raw
 
 
-def _batch(session: Session) -> Call:
-    """Return a call that sends an array to the right neighbour and receives one from the left, and waits."""
+def _batch(session: Session) -> tuple[str, Call, Call]:
+    """Return the row of a message in each direction; CuPy's calls are those of sendrecv."""
     (case,) = session.cases(load()["sendrecv"], [BYTES], np.float32)
-    rank, size = hc.get_rank(), hc.get_world_size()
-    return batch([
-        partial(hc.isend, case.array(case.count), (rank + 1) % size),
-        partial(hc.irecv, case.array(case.count), (rank - 1) % size),
-    ])  # fmt: skip
+    ours, (_, _, raw) = session.contenders["hpccomm"], _pair(session, "sendrecv")
+    receive = ours.receiver(case.array(case.count), case.left, True)
+    send = ours.sender(case.array(case.count), case.right, True)
+    return "batch of isend + irecv + wait_all", batch([receive, send]), raw
 
 
 def _pair(session: Session, name: str, title: str = "", async_op: bool = False) -> tuple[str, Call, Call]:
