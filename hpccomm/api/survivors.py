@@ -238,24 +238,26 @@ def _check_that_all_call(operation: str, world: ProcessGroup) -> None:
 
 def _of_survivors(old: ProcessGroup) -> ProcessGroup:
     """Make a group of the living ranks of `old`, and abandon `old`; each living rank calls it."""
-    comm, members = failures.shrink(old.comm)
-    owner = old.owner
+    owner, fields = old.owner, fields_of(old)
+
+    def prepare(comm: Any, members: list[int]) -> None:
+        if owner is old:
+            if fields["place"] is not old.place:
+                fields["place"].close()  # another rank has died meanwhile
+            nodes = tuple(old.nodes[rank] for rank in members)
+            fields["nodes"], fields["place"] = nodes, old.place.without_the_dead(comm, nodes)
+
+    comm, members = failures.shrink(old.comm, prepare)
     ranks = tuple(old.ranks[rank] for rank in members)
     dead = tuple(rank for rank in old.ranks if rank not in ranks)
-    limits = {"timeout": old.timeout, "on_timeout": old.on_timeout}
-    if owner is old:
-        mpi_library.private(comm).Set_name(f"hpccomm {old.name}")
-        nodes = tuple(old.nodes[rank] for rank in members)
-        fields = fields_of(old)
-        fields |= {"rank": comm.Get_rank(), "size": len(members), "ranks": (), "comm": comm, "nodes": nodes}
-        with failures.translating("shrink_group", comm):
-            fields["place"] = old.place.without_the_dead(comm, nodes)
     _abandon(old, dead, "shrunk", "shrink_group")
     if owner is old:
-        new = make_group(**fields)
+        mpi_library.private(comm).Set_name(f"hpccomm {old.name}")
+        new = make_group(**{**fields, "rank": comm.Get_rank(), "size": len(members), "ranks": (), "comm": comm})
         if old in failures.reserves:
             failures.reserves[new] = failures.reserves[old]
     else:
+        limits = {"timeout": old.timeout, "on_timeout": old.on_timeout}
         new = child_of(owner, comm, ranks, old.config, limits, old.name, old.description, is_duplicated=True)
     old.successor = new
     return new

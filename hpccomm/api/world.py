@@ -21,7 +21,7 @@ from ..errors import DistBackendError, DistError, RankFailedError, UnsupportedOp
 from ..job import failures, mpi_library
 from ..native import fastpath
 from ..process.excepthook import AbortOnException
-from .world_store import Place, WorldStore, agreed
+from .world_store import agreed, in_given
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -262,7 +262,8 @@ def init_process_group(
     observers.group_coming()
 
     def make(fields: dict[str, Any], method: Method | None = None) -> ProcessGroup:
-        place = Place(WorldStore(store)) if store is not None else agreed(fields["comm"], fields["nodes"], method)
+        inside = fields["comm"]
+        place = agreed(inside, fields["nodes"], method) if store is None else in_given(store, inside)
         fields |= {**limit(fields["settings"]), "place": place}
         return make_group(**fields, config=config, name=group_name or "world", device_id=device)
 

@@ -50,7 +50,8 @@ class Place:
 
     def without_the_dead(self, comm: Any, nodes: Sequence[int]) -> Place:
         """Return the place for the survivors' world; each survivor calls it."""
-        return Place(self._world) if self._world.given is not None else agreed(comm, nodes)
+        given = self._world.given
+        return agreed(comm, nodes) if given is None else in_given(given, comm, self._edition)
 
     def close(self) -> None:
         """Close the world's store."""
@@ -98,6 +99,14 @@ class WorldStore:
         if self.master is not None:
             self.master.close()
         self.problem = self.problem or "the world has been destroyed"
+
+
+def in_given(store: Store, comm: Any, edition: int = 0) -> Place:
+    """Return the place of a world in the program's own store; every rank of `comm` calls it.
+
+    `edition` is the number of the world before it, whose keys the new one does not see; 0 if this rank had none.
+    """
+    return Place(WorldStore(store), edition=1 + max(comm.allgather(edition)))
 
 
 def agreed(comm: Any, nodes: Sequence[int], method: Method | None = None) -> Place:

@@ -14,6 +14,7 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DistBackendError, RankFailedError, on_rank
@@ -216,23 +217,29 @@ def backend_error(operation: str, error: MPI.Exception) -> DistBackendError:
     return DistBackendError(f"MPI reports: {text}{hint}{on_rank()}", operation)
 
 
-def shrink(comm: Any) -> tuple[Any, list[int]]:
-    """Return a communicator of the survivors of `comm`, and their ranks in `comm`; collective over the survivors."""
+def shrink(comm: Any, prepare: Callable[[Any, list[int]], None]) -> tuple[Any, list[int]]:
+    """Return a communicator of the survivors of `comm`, and their ranks in `comm`; collective over the survivors.
+
+    `prepare` gets both and may communicate. If another rank dies before it has ended on every rank, all begin again:
+    a rank that had ended it would wait in that communicator, and the others in a new shrink.
+    """
     from mpi4py import MPI
 
     revoke(comm)
-    new, spare = _shrunk(comm), None
-    while True:
+    new, spare, is_whole = comm, None, False
+    while not is_whole:
+        new, is_whole = _shrunk(new), True
+        members = ranks_in(comm, new)
         try:
             spare = new.Dup()
+            prepare(new, members)
         except MPI.Exception:
             new.Revoke()  # other ranks may wait in it
-        if agree(new, spare is not None):
-            break
-        new, spare = _shrunk(new), None  # another rank has died meanwhile
+            is_whole = False
+        is_whole = agree(new, is_whole)
     watch(new, None)
     keep_spare(new, spare)
-    return new, ranks_in(comm, new)
+    return new, members
 
 
 def survivors_of(comm: Any) -> tuple[Any, list[int]]:

@@ -194,6 +194,30 @@ def test_the_store_dies_with_rank_0_and_the_survivors_have_another(tmp_path: Pat
 
 
 @survives
+def test_the_programs_own_store_stays_without_the_keys_of_the_old_world(tmp_path: Path) -> None:
+    begin = textwrap.dedent(BEGIN).replace("init_process_group(", "init_process_group(store=hc.FileStore(FOLDER / 's')")
+    program = """
+        world.store.set("key", "old")
+        hc.barrier()
+        if me == 1:
+            die()
+        try:
+            while True:
+                hc.all_reduce(x)
+        except hc.RankFailedError:
+            world = hc.shrink_group()
+        seen["check"] = world.store.check(["key"])
+        hc.barrier()
+        world.store.set(str(world.rank), "new")
+        seen["value"] = world.store.get(str((world.rank + 1) % world.size)).decode()
+        hc.destroy_process_group()
+        write_down()
+        """
+    for seen in run(begin + textwrap.dedent(program), tmp_path).values():
+        assert seen == {"check": False, "value": "new"}
+
+
+@survives
 @pytest.mark.parametrize("where", WAITS)
 def test_every_survivor_is_told_who_died_and_goes_on(where: str, tmp_path: Path) -> None:
     for rank, seen in run(case(*WAITS[where]), tmp_path).items():
@@ -240,6 +264,38 @@ def test_one_rank_after_the_other_at_any_moment(tmp_path: Path) -> None:
         """
     seen = run(textwrap.dedent(BEGIN) + textwrap.dedent(program), tmp_path, victims=(0, 2))
     assert seen == {1: {"size": 2, "rank": 0}, 3: {"size": 2, "rank": 1}}
+
+
+@survives
+def test_a_death_that_only_one_survivor_notices_during_the_shrink(tmp_path: Path) -> None:
+    program = """
+        from hpccomm.api.world_store import Place
+        agreed = Place.without_the_dead
+
+        def interrupted(place, comm, nodes):  # once
+            Place.without_the_dead = agreed
+            new = agreed(place, comm, nodes)
+            if me == 2:
+                die()
+            if me == 3:
+                comm.Barrier()
+            return new
+
+        hc.barrier()
+        if me == 1:
+            die()
+        Place.without_the_dead = interrupted if me > 1 else agreed
+        while hc.get_world_size() > 2:
+            try:
+                hc.all_reduce(x)
+            except hc.RankFailedError:
+                hc.shrink_group()
+        hc.barrier()
+        seen["size"], seen["rank"] = hc.get_world_size(), hc.get_rank()
+        write_down()
+        """
+    seen = run(textwrap.dedent(BEGIN) + textwrap.dedent(program), tmp_path, victims=(1, 2))
+    assert seen == {0: {"size": 2, "rank": 0}, 3: {"size": 2, "rank": 1}}
 
 
 UNDER_WAY = """

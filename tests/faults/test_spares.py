@@ -173,7 +173,8 @@ def test_after_a_world_with_spares_another_one_needs_a_communicator_of_the_other
 
 
 @survives
-def test_two_dead_ranks_are_replaced_and_groups_grids_and_arrays_are_made_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("store", ["None", "hc.FileStore(FOLDER / 'store')"])
+def test_two_dead_ranks_are_replaced_and_groups_grids_and_arrays_are_made_again(store: str, tmp_path: Path) -> None:
     program = """
         def everything():
             pair = hc.split_group(color=hc.get_rank() // 2)
@@ -184,7 +185,7 @@ def test_two_dead_ranks_are_replaced_and_groups_grids_and_arrays_are_made_again(
             hc.fence(shared)
             return pair, first, grid, shared
 
-        world = hc.init_process_group(spares=2, timeout=50, group_name="team")
+        world = hc.init_process_group(spares=2, timeout=50, group_name="team", store=STORE)
         if not world.is_replacement:
             old, persistent = everything(), hc.all_reduce_init(np.ones(4))
             world.store.set(str(world.rank), "before")
@@ -227,7 +228,7 @@ def test_two_dead_ranks_are_replaced_and_groups_grids_and_arrays_are_made_again(
         hc.destroy_process_group()
         write_down()
         """
-    seen, _ = run(program, tmp_path, 6)
+    seen, _ = run(program.replace("STORE", store), tmp_path, 6)
     by_rank = {each["world"][0]: (process, each) for process, each in seen.items()}
     assert {rank: process for rank, (process, _) in by_rank.items()} == {0: 4, 1: 1, 2: 2, 3: 5}
     for rank, (process, each) in by_rank.items():
