@@ -158,14 +158,12 @@ cdef class Lists(Collectives):
             return False
         if averages and number != NPY_FLOAT and number != NPY_DOUBLE:
             return False
-        cdef list xs = arrays
+        cdef list xs = list(arrays)  # other threads may change the program's list
         cdef int itemsize = mpi.kinds[number] & 255
         cdef Py_ssize_t first = 0, n = PyList_GET_SIZE(xs), total = self.bytes_of(xs, number), i = n, run = total
         cdef Py_ssize_t largest = self.largest_run // itemsize * itemsize
         if total < 0 or self.may_be_shared(total):
             return False
-        if total > largest:
-            xs = list(xs)  # between the runs other threads may change the program's list
         self.make_scratch(min(total, largest))
         self.notes(COALESCED, number, total, AVERAGE if averages else place, NOBODY)
         while first < n:
