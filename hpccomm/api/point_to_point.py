@@ -378,7 +378,7 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     # Check all messages before starting any: a receive left behind would take the next message with its tag.
     for each in p2p_op_list:
         if type(each) is not P2POp:
-            raise TypeError(f"batch_isend_irecv: the list holds a {type(each).__name__}; expected P2POp objects{on_rank()}")
+            raise TypeError(f"batch_isend_irecv: an item is a {type(each).__name__}; expected P2POp objects{on_rank()}")
         group = member(each.group)
         is_receive = each.op is irecv
         name = "recv" if is_receive else "send"

@@ -44,7 +44,7 @@ cdef class GPUPath:
     cdef readonly list events
     cdef type work_class
     cdef P[UNITS] kernels
-    cdef list memory  # temporary, of a current stream and of the communicator's
+    cdef public list memory  # temporary, of a current stream and of the communicator's
     cdef uint64_t[2] memory_of
     cdef Py_ssize_t[2] memory_bytes
     cdef readonly int holding  # Works in flight for which arrays are kept
@@ -213,7 +213,7 @@ cdef class GPUPath:
     cdef object coalesced_as(self, int what, object outputs, object arrays, object op, object root, int how):
         """Do an operation on each pair of arrays as one group of calls, or return None. In place both lists are one."""
         cdef int each = CALLS_OF[what - COALESCED]
-        cdef bint reduces = each == ALL_REDUCE or each == REDUCE_SCATTER
+        cdef bint reduces = each == ALL_REDUCE or each == REDUCE_SCATTER, is_in_place = each == ALL_REDUCE or each == BROADCAST
         cdef int place = gpu_op(op) if reduces else NOBODY
         cdef Call[MOST_CALLS] calls
         cdef Seen[MOST_CALLS] given, taken
@@ -230,7 +230,7 @@ cdef class GPUPath:
             x, y = &given[i], &taken[i]
             if not self.takes((<list>outputs)[i], y):
                 return None
-            if outputs is arrays:
+            if is_in_place:
                 x[0] = y[0]
             elif not self.takes((<list>arrays)[i], x) or x.type != y.type:
                 return None
@@ -241,14 +241,13 @@ cdef class GPUPath:
             calls[i] = Call(each, x.data, y.data, min(x.count, y.count) * x.type.width, x.type.datatype,
                             x.type.ops[place] if reduces else 0, root)
             nbytes += y.nbytes
-        if outputs is not arrays:
-            for i in range(n):
-                for j in range(n):
-                    if not are_seen_apart(&given[i], &taken[j]):
-                        return None
+        for i in range(n):
+            for j in range(i if is_in_place else n):
+                if not are_seen_apart(&given[i], &taken[j]):
+                    return None
         y.nbytes = nbytes
         return self.do(calls, n, how, what, y, place, root if what == BROADCAST_COALESCED else NOBODY, outputs,
-                       list(outputs) if outputs is arrays else (list(outputs), list(arrays)))
+                       list(outputs) if is_in_place else (list(outputs), list(arrays)))
 
     def batch(self, messages, kind, irecv):
         """Begin the messages of a list of `kind` (P2POp) as one group of calls, receives first; return their Works, or
@@ -261,7 +260,7 @@ cdef class GPUPath:
         cdef P[MOST_CALLS] ends
         cdef P current, own = <P>self.own
         cdef Message each
-        cdef int i, n = 0, code
+        cdef int i, n = 0, code = 0
         if type(messages) is not list or not 1 < PyList_GET_SIZE(messages) <= MOST_CALLS:
             return None
         for receives in (True, False):
@@ -283,12 +282,13 @@ cdef class GPUPath:
         current = <P>self.to.current_stream(self.device)
         for i in range(n):
             ends[i], entries[i] = <P><uintptr_t>(self.events.pop() if self.events else self.new_event()), 0
+            if ends[i] == NULL:
+                code = LEFT
         with nogil:
-            code = self.prepare(own, current, True)
+            code = code or self.prepare(own, current, True)
             code = code or self.issue(calls, n, own)
         if code == LEFT:
-            for i in range(n):
-                self.events.append(<uintptr_t>ends[i])
+            self.events.extend([<uintptr_t>end for end in ends[:n] if end != NULL])
             return None
         try:
             for i in range(n):
@@ -355,9 +355,13 @@ cdef class GPUPath:
             if self.to.capturing(current, &is_captured) != 0 or is_captured:
                 return None
             memory = self.temporary(stream, x.nbytes)
+            if memory is None:
+                return None  # and the checked path raises the error
             packed.pack.target = calls.sent = calls.received = <P>PyLong_AsVoidPtr(GET(memory_address, GET(array_data, memory)))
         if async_op:
             event = <P><uintptr_t>(self.events.pop() if self.events else self.new_event())
+            if event == NULL:
+                return None
         with nogil:
             code = self.prepare(stream, current, async_op)
             if code == 0 and has_gaps and packed.is_packed:
@@ -405,7 +409,7 @@ cdef class GPUPath:
         return 0
 
     cdef object temporary(self, P stream, Py_ssize_t nbytes):
-        """Return temporary memory, the same for all operations of a stream: they come one after the other."""
+        """Return temporary memory, the same for all operations of a stream: they come one after the other. None: none left."""
         cdef uint64_t name = 0
         cdef int of_own = <intptr_t>stream == self.own
         if stream != NULL and self.to.stream_id(stream, &name) != 0:  # a new stream may have an old one's handle
@@ -553,6 +557,9 @@ cdef class GPUPath:
             with nogil:
                 status = self.to.query(<P>work._event)
             if status != 0:  # not ready; or an error, which a wait raises
+                return 0
+            if not work.is_ordinary():  # another thread has added a callback meanwhile
+                self.dispatcher.reap()
                 return 0
             self.in_flight.pop(work, None)
             work.release()

@@ -52,7 +52,9 @@ cdef class GPUPending:
             code = path.to.context(&context) != 0 or context != path.context or path.to.wait(current, <P>self._event, 0)
         if code != 0:
             return gpu_work_wait(self, timeout)  # which sets the GPU, or raises the error
-        if self._event == path.issuing.newest:
+        if not self.is_ordinary():  # another thread has added a callback, or completed it, meanwhile
+            return True
+        if self._event == path.issuing.newest and path.issuing.last_own == path.own:
             path.issuing.last = <intptr_t>current  # later work on this stream is behind the newest operation
         if <intptr_t>current == self.called_on:
             self.let_go()

@@ -210,8 +210,7 @@ class NCCLBackend(Backend):
     def all_reduce_coalesced(self, arrays: list[Any], op: ReduceOp, async_op: bool) -> Work | None:
         reductions = [reduced("all_reduce_coalesced", array.dtype, op) for array in arrays]
         plan = self._plan(async_op, *arrays)
-        for array, reduction in zip(arrays, reductions, strict=True):
-            buffer = plan.in_place(array)
+        for buffer, reduction in zip(plan.all_in_place(arrays), reductions, strict=True):
             plan.all_reduce(plan.multiplied(buffer, op.factor, buffer), buffer, reduction)
         return self._end(plan, async_op, arrays)
 
@@ -353,6 +352,7 @@ class NCCLBackend(Backend):
         return self._symmetric.empty(shape, dtype)
 
     def close(self) -> None:
+        self._fast_path.memory = [None, None]  # before its stream is destroyed
         if self._connection is not None:
             self._connection.destroy(min(as_seconds(self._options.timeout), LONGEST_DESTROY))
         if self._symmetric is not None:

@@ -159,6 +159,8 @@ class Connection:
             return function(*arguments)
 
     def _run(self, plan: Plan, stream: int, async_op: bool, arrays: Any) -> Work | None:
+        while async_op and len(self.events) <= len(self._batch or ()):  # before anything is in flight
+            self.events.append(self.runtime.create_event(self.device))
         self._issue(plan.run, (stream,))
         if async_op:
             if self._batch is None:

@@ -78,12 +78,18 @@ class NCCLFastPath(fastpath.GPUPath, FastPath):
             self.dispatcher.backends["cpu"]
 
     def new_event(self) -> int:
-        """Return a new event."""
-        return self.connection.runtime.create_event(self.connection.device)
+        """Return a new event; 0 if CUDA makes none, of which the checked path raises the error."""
+        try:
+            return self.connection.runtime.create_event(self.connection.device)
+        except Exception:
+            return 0
 
     def allocate(self, nbytes: int, stream: int) -> Any:
-        """Return temporary memory, an array of bytes; later work on `stream` may use it once it is dropped."""
-        return self.connection.runtime.empty((nbytes,), np.dtype(np.uint8), self.connection.device, stream)
+        """Return temporary memory, an array of bytes, or None; later work on `stream` may use it once it is dropped."""
+        try:
+            return self.connection.runtime.empty((nbytes,), np.dtype(np.uint8), self.connection.device, stream)
+        except Exception:
+            return None
 
     def finish_call(self, code: int) -> None:
         """Wait for the end of a call of a non-blocking communicator, which has returned `code`."""

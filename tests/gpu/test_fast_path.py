@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import re
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -280,7 +281,10 @@ def test_an_output_that_overlaps_its_input_gives_the_same_as_a_copy(
     hc.all_gather_single_coalesced([first, second], [second[:1], gpus.array(np.full(1, me + 0.5))])
     assert_same(gpus.values(first), np.arange(float(n)))
     assert_same(gpus.values(second), np.arange(n) + 0.5)
-    assert len(plans) == 5
+    both = gpus.array(np.full(5, float(me)))
+    hc.all_reduce_coalesced([both[3:], both[:4], both[1:1], both[2:]])
+    assert_same(gpus.values(both), np.full(5, np.arange(float(n)).sum()))
+    assert len(plans) == 6
 
 
 def test_what_the_checks_refuse_is_refused(process_group: hc.ProcessGroup, plans: list[bool]) -> None:
@@ -298,6 +302,11 @@ def test_what_the_checks_refuse_is_refused(process_group: hc.ProcessGroup, plans
         process_group.broadcast_coalesced([on.one], n)
     with pytest.raises(ValueError, match="all_gather_single_coalesced"):
         process_group.all_gather_single_coalesced([on.all[:-1]], [on.one])
+    if n > 1:
+        both = [on.all]
+        for wrong in process_group.all_gather_single_coalesced, process_group.reduce_scatter_single_coalesced:
+            with pytest.raises(ValueError, match="_single_coalesced"):
+                wrong(both, both)
     with pytest.raises(ValueError, match="all_gather_single"):
         process_group.all_gather_single(on.all[:-1], on.one)
     with pytest.raises(TypeError, match="expected the same dtype"):
@@ -403,12 +412,16 @@ def test_an_error_of_nccl_names_the_operation(process_group: hc.ProcessGroup, ma
         assert group.sequence_number == 6
 
 
-def test_a_destroyed_group_refuses(process_group: hc.ProcessGroup) -> None:
+def test_a_destroyed_group_refuses_and_has_no_memory(process_group: hc.ProcessGroup) -> None:
     group = hc.new_group()
     on = Arrays(group)
     for _ in range(2):
         group.all_reduce(on.one)
+    group.all_reduce(gpus.array(np.ones(3), strided), async_op=True).wait()
+    fast_path = group.dispatcher.gpu_fast_path
+    assert fast_path is not None
     group.destroy()
+    assert fast_path.memory == [None, None]
     with pytest.raises(hc.DistError, match="has been destroyed"):
         group.all_reduce(on.one)
 
@@ -446,6 +459,53 @@ def test_a_work_that_has_ended_stays_so_when_a_later_one_has_not(process_group: 
     assert not second.is_completed()
     machine.held = False
     assert second.is_completed()
+
+
+@pytest.mark.parametrize("during", ["is_done", "wait"])
+def test_a_callback_that_comes_while_c_asks_or_waits_for_the_event_is_called(
+    process_group: hc.ProcessGroup, machine: Any, during: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from .stand_in import Runtime
+
+    process_group.dispatcher.reap()
+    first, called, threads = hc.all_reduce(Arrays(process_group).one, async_op=True), [], []
+    before = getattr(Runtime, during)
+
+    def meanwhile(*arguments: Any) -> Any:
+        if not threads:
+            threads.append(threading.Thread(target=first.add_done_callback, args=(called.append,)))
+            threads[0].start()
+            threads[0].join()
+        return before(*arguments)
+
+    monkeypatch.setattr(Runtime, during, meanwhile)
+    if during == "wait":
+        first.wait()
+    for _ in range(3):
+        hc.all_reduce(Arrays(process_group).one, async_op=True).synchronize()
+    assert called == [first]
+
+
+@pytest.mark.parametrize("lacking", ["empty", "create_event"])
+def test_without_memory_or_events_the_error_has_the_number_of_the_operation(
+    process_group: hc.ProcessGroup, machine: Any, lacking: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from .stand_in import CUDAError
+
+    with hc.new_group() as group:
+        on = Arrays(group, layout=strided)
+        group.all_reduce(gpus.array(np.ones(1)))
+        runtime: Any = type(group.dispatcher.backends["cuda"]._runtime)
+        with monkeypatch.context() as patch:
+
+            def fails(*_: Any) -> Any:
+                raise CUDAError("cudaErrorMemoryAllocation: out of memory")
+
+            patch.setattr(runtime, lacking, fails)
+            with pytest.raises(hc.DistBackendError, match=r"all_reduce #2 of .*cudaErrorMemoryAllocation"):
+                group.all_reduce(Arrays(group, layout=strided).one, async_op=lacking == "create_event")
+        group.all_reduce(on.one)
+        results(group, "all_reduce", on)
 
 
 def test_what_is_left_of_a_work_is_used_again(process_group: hc.ProcessGroup, machine: Any) -> None:

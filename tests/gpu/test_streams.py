@@ -331,20 +331,24 @@ SEQUENCES = [  # "elsewhere" is another stream of the program's
     ("blocking", "blocking elsewhere"),
     ("blocking", "async elsewhere"),
     ("async", "blocking elsewhere, another array", "blocking"),
+    ("async, another array", "blocking", "blocking elsewhere after a wait for the first"),
 ]
 
 
 def in_sequence(group: hc.ProcessGroup, sequence: tuple[str, ...], array: Any) -> tuple[int, int]:
-    """Do operations one after the other; return the streams of the first and of the last."""
-    streams = []
+    """Do operations one after the other; return the streams of the first and of the last on `array`."""
+    streams, works = [], []
     for how in sequence:
         with gpus.another_stream() if "elsewhere" in how else nullcontext(0) as current:
             if how == "batch":
                 a_batch(gpus.array(np.ones(3)), array)
             else:
                 on = gpus.array(np.ones(3)) if "another array" in how else array
-                hc.all_reduce(on, async_op="async" in how)
-        streams.append(current if "blocking" in how else group.dispatcher.backends["cuda"]._connection.stream)
+                if "after a wait" in how:
+                    works[0].wait()
+                works.append(hc.all_reduce(on, async_op="async" in how))
+        if "another array" not in how:
+            streams.append(current if "blocking" in how else group.dispatcher.backends["cuda"]._connection.stream)
     return streams[0], streams[-1]
 
 
