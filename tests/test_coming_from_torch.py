@@ -464,6 +464,12 @@ else:
 if sys.argv[1] == "destroy":
     hc.destroy_process_group()
     assert not hc.is_initialized() and world.is_destroyed
+    with hc.init_process_group() as world:
+        if me == 1:
+            hc.shrink_group([0, 2])
+        else:
+            hc.shrink_group([1])
+    assert not hc.is_initialized() and world.is_destroyed
 """
 
 

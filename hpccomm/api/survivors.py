@@ -43,7 +43,8 @@ def shrink_group(
 
     With `ranks_to_exclude`, as in c10d, no rank has died: only the other ranks call it, and the old group and the
     groups made from it stay usable. If `group` is the world, the new group becomes the world for ``group=None``, and
-    the old world ends with it: excluded ranks destroy the old world at their end if the others destroy the new one.
+    the old world ends with it: excluded ranks destroy the old world at their end if the others destroy the new one. If
+    that raises RankFailedError there, they end without shrink_group.
 
     Parameters
     ----------
@@ -238,29 +239,35 @@ def _check_that_all_call(operation: str, world: ProcessGroup) -> None:
 
 def _of_survivors(old: ProcessGroup) -> ProcessGroup:
     """Make a group of the living ranks of `old`, and abandon `old`; each living rank calls it."""
-    owner, fields = old.owner, fields_of(old)
+    made: list[ProcessGroup] = []
 
-    def prepare(comm: Any, members: list[int]) -> None:
-        if owner is old:
-            if fields["place"] is not old.place:
-                fields["place"].close()  # another rank has died meanwhile
-            nodes = tuple(old.nodes[rank] for rank in members)
-            fields["nodes"], fields["place"] = nodes, old.place.without_the_dead(comm, nodes)
+    def make(comm: Any, members: list[int]) -> None:
+        if made:
+            made.pop().give_up((), "has never been used, because another rank has died meanwhile")
+        if old.owner is old:
+            made.append(_of_members(old, comm, members))
+        else:
+            ranks = [old.ranks[rank] for rank in members]
+            of_old = old.config, {"timeout": old.timeout, "on_timeout": old.on_timeout}, old.name, old.description
+            made.append(child_of(old.owner, comm, ranks, *of_old, is_duplicated=True))
 
-    comm, members = failures.shrink(old.comm, prepare)
-    ranks = tuple(old.ranks[rank] for rank in members)
-    dead = tuple(rank for rank in old.ranks if rank not in ranks)
-    _abandon(old, dead, "shrunk", "shrink_group")
-    if owner is old:
-        mpi_library.private(comm).Set_name(f"hpccomm {old.name}")
-        new = make_group(**{**fields, "rank": comm.Get_rank(), "size": len(members), "ranks": (), "comm": comm})
-        if old in failures.reserves:
-            failures.reserves[new] = failures.reserves[old]
-    else:
-        limits = {"timeout": old.timeout, "on_timeout": old.on_timeout}
-        new = child_of(owner, comm, ranks, old.config, limits, old.name, old.description, is_duplicated=True)
+    failures.shrink(old.comm, make)
+    (new,) = made
+    dead = {*old.ranks} - {*(old.ranks[rank] for rank in failures.ranks_in(old.comm, new.comm))}
+    _abandon(old, tuple(sorted(dead)), "shrunk", "shrink_group")
+    if old in failures.reserves:
+        failures.reserves[new] = failures.reserves[old]
     old.successor = new
     return new
+
+
+def _of_members(old: ProcessGroup, comm: Any, members: list[int]) -> ProcessGroup:
+    """Make a world of some ranks of the world `old`; each of them calls it."""
+    mpi_library.private(comm).Set_name(f"hpccomm {old.name}")
+    nodes = tuple(old.nodes[rank] for rank in members)
+    fields = {"rank": comm.Get_rank(), "size": len(members), "ranks": (), "comm": comm, "nodes": nodes}
+    with failures.translating("shrink_group", comm):
+        return make_group(**{**fields_of(old), **fields, "place": old.place.without_the_dead(comm, nodes)})
 
 
 def _without(old: ProcessGroup, excluded: list[int]) -> ProcessGroup:
@@ -274,13 +281,10 @@ def _without(old: ProcessGroup, excluded: list[int]) -> ProcessGroup:
     if old.owner is not old or not is_initialized() or old is not current_world():
         ranks, limits = [old.ranks[rank] for rank in members], {"timeout": old.timeout, "on_timeout": old.on_timeout}
         return child_of(old.owner, comm, ranks, old.config, limits, old.name, old.description)
-    mpi_library.private(comm).Set_name(f"hpccomm {old.name}")
+    failures.watch(comm, None)
     failures.keep_spare(comm)
-    nodes = tuple(old.nodes[rank] for rank in members)
-    fields = {"rank": comm.Get_rank(), "size": len(members), "ranks": (), "comm": comm, "nodes": nodes}
-    with failures.translating("shrink_group", comm):
-        new = make_group(**{**fields_of(old), **fields, "place": old.place.without_the_dead(comm, nodes)})
-    old.on_destroy, new.shrunk_from = None, old
+    new = _of_members(old, comm, members)
+    old.on_destroy, new.shrunk_from, old.successor = None, old, new
     set_world(new)
     connect(new)
     return new
@@ -294,3 +298,5 @@ def _abandon(old: ProcessGroup, dead: tuple[int, ...], what: str, function: str)
         for child in list(old.children):
             child.give_up(dead, f"was made from a group that has been {what}, {reason}; make it again")
     old.give_up(dead, f"has been {what}, {reason}; go on with what {function} returned")
+    if (larger := old.shrunk_from) is not None:
+        _abandon(larger, failures.dead_members(larger.comm), what, function)

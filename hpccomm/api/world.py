@@ -260,6 +260,7 @@ def init_process_group(
         _agree_with_mpi(comm, method.rank, method.world_size, f" (by {init_method!r})")
     spares = _checked_spares(spares, comm)
     observers.group_coming()
+    failures.next_step = failures.SHRINK
 
     def make(fields: dict[str, Any], method: Method | None = None) -> ProcessGroup:
         inside = fields["comm"]
@@ -275,7 +276,9 @@ def init_process_group(
         world = make(fields, method)
     set_world(world)
     if on_peer_failure is not None:
-        local: dict[int | None, int] = {rank: pid for rank, pid in world.processes.items() if pid != os.getpid()}
+        ranks = {process: rank for rank, process in enumerate(failures.ranks_in_the_job(world.comm))}
+        pids = {process: pid for process, pid in world.processes.items() if process in ranks and pid != os.getpid()}
+        local: dict[int | None, int] = {ranks[process]: pid for process, pid in pids.items()}
         from ..job.peer_failure import PeerFailures
 
         _peer_failures = PeerFailures(on_peer_failure, local)
@@ -287,6 +290,9 @@ def init_process_group(
     except RankFailedError:
         if not world.is_replacement:  # on a replacement, the first operation raises it, where the program expects it
             raise
+    except DistError:
+        world.give_up((), "has never been used, because its GPUs could not be connected")
+        raise
     return world
 
 
@@ -306,10 +312,17 @@ def _with_spares(comm: Any, count: int, make: Callable[..., ProcessGroup], metho
     from ..job.reserve import Reserve
 
     reserve = Reserve(comm, count)
-    fields = reserve.begin()
-    if fields:
-        world = make(fields, method)
-    else:
+    fields, error = reserve.begin(), None
+    if not fields:
+        attach.prepare_spare(reserve.settings, reserve.processes)
+        errors.set_rank(f"{reserve.comm.Get_rank()}, a spare")
+    try:
+        world = make(fields, method) if fields else None
+    except Exception as raised:
+        error = raised
+    if not failures.agree(reserve.comm, error is None):
+        raise error or DistError(f"init_process_group failed on ranks that are no spares: see their error{on_rank()}")
+    if world is None:
         world = _called(reserve, make)
         world.is_replacement = True
     failures.reserves[world] = reserve
@@ -318,14 +331,12 @@ def _with_spares(comm: Any, count: int, make: Callable[..., ProcessGroup], metho
 
 def _called(reserve: Reserve, make: Callable[..., ProcessGroup]) -> ProcessGroup:
     """Wait as a spare; return the world in which this rank replaces a dead one, or leave the program."""
-    attach.prepare_spare(reserve.settings, reserve.processes)
-    errors.set_rank(f"{reserve.comm.Get_rank()}, a spare")
     world = None
     while world is None and (status := reserve.wait()) is None:
         world = reserve.fill(None, 0, make)
-    _abort_on_exception.remove()
     if world is not None:
         return world
+    _abort_on_exception.remove()
     if status:
         from ..process.stderr import log
 
@@ -369,8 +380,12 @@ def destroy_process_group(group: Group | None = None) -> None:
 
 
 def _forget(world: ProcessGroup) -> None:
-    """Forget the world, which has been destroyed."""
+    """Forget the world, which has been destroyed, and destroy the larger one from which it was shrunk."""
     global _world, _peer_failures, _had_spares
+    if (larger := world.shrunk_from) is not None:
+        set_world(larger)  # also if it can't be destroyed
+        larger.destroy()
+        return
     _world = None
     errors.set_rank(None)
     _abort_on_exception.remove()
@@ -381,10 +396,6 @@ def _forget(world: ProcessGroup) -> None:
     if (reserve := failures.reserves.get(world)) is not None:
         _had_spares = True
         reserve.dismiss(world.rank == 0)
-    larger = world.shrunk_from
-    while larger is not None:
-        larger.destroy()
-        larger = larger.shrunk_from
 
 
 def set_world(world: ProcessGroup) -> None:

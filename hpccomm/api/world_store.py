@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Place:
     """The part of the world's store that belongs to one group."""
 
-    def __init__(self, world: WorldStore, ranks: tuple[int, ...] = (), edition: int = 1) -> None:
+    def __init__(self, world: WorldStore, ranks: tuple[int, ...] = (), edition: int | str = 1) -> None:
         self._world = world
         self._ranks = ranks  # the members; empty for the world
         self._edition = edition  # numbers the groups with the same members; the same on all of them
@@ -46,12 +46,11 @@ class Place:
         """Return the place for a new group of these ranks of the world."""
         members = tuple(ranks)
         edition = self._made[hash(members)] = self._made.get(hash(members), 0) + 1
-        return Place(self._world, members, edition)
+        return Place(self._world, members, f"{self._edition}.{edition}")
 
     def without_the_dead(self, comm: Any, nodes: Sequence[int]) -> Place:
         """Return the place for the survivors' world; each survivor calls it."""
-        given = self._world.given
-        return agreed(comm, nodes) if given is None else in_given(given, comm, self._edition)
+        return agreed(comm, nodes) if self._world.given is None else in_given(self._world.given, comm)
 
     def close(self) -> None:
         """Close the world's store."""
@@ -101,12 +100,16 @@ class WorldStore:
         self.problem = self.problem or "the world has been destroyed"
 
 
-def in_given(store: Store, comm: Any, edition: int = 0) -> Place:
-    """Return the place of a world in the program's own store; every rank of `comm` calls it.
-
-    `edition` is the number of the world before it, whose keys the new one does not see; 0 if this rank had none.
-    """
-    return Place(WorldStore(store), edition=1 + max(comm.allgather(edition)))
+def in_given(store: Store, comm: Any) -> Place:
+    """Return the place of a world in the program's own store, without keys of others; every rank of `comm` calls it."""
+    number: Any = None
+    if comm.Get_rank() == 0:
+        try:
+            number = store.add("worlds", 1)
+        except Exception as error:  # opening a group's store raises it
+            number = str(error)
+    number = comm.bcast(number)
+    return Place(WorldStore(store, problem=number) if isinstance(number, str) else WorldStore(store), edition=number)
 
 
 def agreed(comm: Any, nodes: Sequence[int], method: Method | None = None) -> Place:

@@ -30,7 +30,8 @@ LONGEST_NEWS = 5.0  # seconds to wait after an error until MPI names the dead ra
 
 COMPARE = "HPCCOMM_DEBUG=DETAIL compares the ranks' calls"
 AGREE = f"do sizes and dtypes agree on all ranks? {COMPARE}"
-next_step = "shrink_group() makes a group of the ranks that are left"  # `Reserve` replaces it if there are spares
+SHRINK = "shrink_group() makes a group of the ranks that are left"
+next_step = SHRINK  # `Reserve` replaces it if there are spares
 reserves: weakref.WeakKeyDictionary[Any, Reserve] = weakref.WeakKeyDictionary()  # of worlds with spares
 unsafe_buffers: list[Any] = []  # buffers of failed operations, kept alive because MPI may still write to them
 
@@ -217,29 +218,27 @@ def backend_error(operation: str, error: MPI.Exception) -> DistBackendError:
     return DistBackendError(f"MPI reports: {text}{hint}{on_rank()}", operation)
 
 
-def shrink(comm: Any, prepare: Callable[[Any, list[int]], None]) -> tuple[Any, list[int]]:
-    """Return a communicator of the survivors of `comm`, and their ranks in `comm`; collective over the survivors.
+def shrink(comm: Any, make: Callable[[Any, list[int]], None]) -> None:
+    """Make a communicator of the survivors of `comm`, and a group of it; collective over the survivors.
 
-    `prepare` gets both and may communicate. If another rank dies before it has ended on every rank, all begin again:
-    a rank that had ended it would wait in that communicator, and the others in a new shrink.
+    `make` gets the communicator and its ranks in `comm`, and may communicate. If another rank dies before it has ended
+    on every rank, all begin again: a rank that had ended it would wait in that group, and the others in a new shrink.
     """
     from mpi4py import MPI
 
     revoke(comm)
-    new, spare, is_whole = comm, None, False
+    new, is_whole = comm, False
     while not is_whole:
         new, is_whole = _shrunk(new), True
-        members = ranks_in(comm, new)
+        watch(new, None)
         try:
-            spare = new.Dup()
-            prepare(new, members)
-        except MPI.Exception:
-            new.Revoke()  # other ranks may wait in it
+            keep_spare(new)
+            make(new, ranks_in(comm, new))
+        except (MPI.Exception, RankFailedError):
+            revoke(new)  # other ranks may wait in it
             is_whole = False
-        is_whole = agree(new, is_whole)
-    watch(new, None)
-    keep_spare(new, spare)
-    return new, members
+        if not (is_whole := agree(new, is_whole)):
+            forget(new)
 
 
 def survivors_of(comm: Any) -> tuple[Any, list[int]]:
@@ -292,7 +291,7 @@ def _shrunk(comm: Any) -> Any:
                 raise
 
 
-def keep_spare(comm: Any, spare: Any = None) -> None:
+def keep_spare(comm: Any) -> None:
     """Duplicate a group's communicator for its communication thread if the thread can't do it; collective.
 
     If two threads of a process make communicators, Open MPI 5.0 proceeds with only one until all its ranks have come:
@@ -302,7 +301,7 @@ def keep_spare(comm: Any, spare: Any = None) -> None:
         from mpi4py import MPI
 
         with translating("making a group", comm):
-            spare = spare or comm.Dup()
+            spare = comm.Dup()
         watch(spare, comm)
         _spares[MPI._handleof(comm)] = spare
 

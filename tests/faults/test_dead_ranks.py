@@ -198,6 +198,7 @@ def test_the_programs_own_store_stays_without_the_keys_of_the_old_world(tmp_path
     begin = textwrap.dedent(BEGIN).replace("init_process_group(", "init_process_group(store=hc.FileStore(FOLDER / 's')")
     program = """
         world.store.set("key", "old")
+        hc.split_group(color=me // 2).store.set("key", "old")
         hc.barrier()
         if me == 1:
             die()
@@ -206,7 +207,7 @@ def test_the_programs_own_store_stays_without_the_keys_of_the_old_world(tmp_path
                 hc.all_reduce(x)
         except hc.RankFailedError:
             world = hc.shrink_group()
-        seen["check"] = world.store.check(["key"])
+        seen["check"] = world.store.check(["key"]) or hc.split_group(color=world.rank // 2).store.check(["key"])
         hc.barrier()
         world.store.set(str(world.rank), "new")
         seen["value"] = world.store.get(str((world.rank + 1) % world.size)).decode()
@@ -267,24 +268,25 @@ def test_one_rank_after_the_other_at_any_moment(tmp_path: Path) -> None:
 
 
 @survives
-def test_a_death_that_only_one_survivor_notices_during_the_shrink(tmp_path: Path) -> None:
+@pytest.mark.parametrize("level", ["OFF", "DETAIL"])  # with DETAIL the ranks communicate while they make a group
+def test_a_death_that_only_one_survivor_notices_during_the_shrink(level: str, tmp_path: Path) -> None:
     program = """
-        from hpccomm.api.world_store import Place
-        agreed = Place.without_the_dead
+        from hpccomm.api import survivors
+        make_group = survivors.make_group
 
-        def interrupted(place, comm, nodes):  # once
-            Place.without_the_dead = agreed
-            new = agreed(place, comm, nodes)
+        def interrupted(**fields):  # once
+            survivors.make_group = make_group
             if me == 2:
                 die()
+            new = make_group(**fields)
             if me == 3:
-                comm.Barrier()
+                fields["comm"].Barrier()
             return new
 
         hc.barrier()
         if me == 1:
             die()
-        Place.without_the_dead = interrupted if me > 1 else agreed
+        survivors.make_group = interrupted
         while hc.get_world_size() > 2:
             try:
                 hc.all_reduce(x)
@@ -294,8 +296,52 @@ def test_a_death_that_only_one_survivor_notices_during_the_shrink(tmp_path: Path
         seen["size"], seen["rank"] = hc.get_world_size(), hc.get_rank()
         write_down()
         """
-    seen = run(textwrap.dedent(BEGIN) + textwrap.dedent(program), tmp_path, victims=(1, 2))
+    begin = f"import os\nos.environ['HPCCOMM_DEBUG'] = {level!r}\n" + textwrap.dedent(BEGIN)
+    seen = run(begin + textwrap.dedent(program), tmp_path, victims=(1, 2))
     assert seen == {0: {"size": 2, "rank": 0}, 3: {"size": 2, "rank": 1}}
+
+
+@survives
+def test_a_death_after_ranks_were_excluded(tmp_path: Path) -> None:
+    program = """
+        small = hc.shrink_group([0]) if me else world
+        if me == 3:
+            die()
+        try:
+            while me:
+                hc.all_reduce(x)
+            hc.destroy_process_group()
+        except hc.RankFailedError as error:
+            seen["ranks"] = error.ranks
+        if me:
+            hc.shrink_group()
+            hc.barrier()
+            hc.destroy_process_group()
+        seen["destroyed"], seen["inside"] = [world.is_destroyed, small.is_destroyed], hc.is_initialized()
+        write_down()
+        os._exit(0)
+        """
+    for rank, seen in run(textwrap.dedent(BEGIN) + textwrap.dedent(program), tmp_path, victims=(3,)).items():
+        assert seen["ranks"] == [3 if rank == 0 else 2]
+        assert seen["destroyed"] == [rank > 0] * 2
+        assert seen["inside"] == (rank == 0)
+
+
+@survives
+def test_an_excluded_rank_that_dies_and_the_larger_world(tmp_path: Path) -> None:
+    program = """
+        small = hc.shrink_group([0]) if me else die()
+        try:
+            hc.destroy_process_group()
+        except hc.RankFailedError:
+            seen["again"] = hc.is_initialized()
+            hc.shrink_group()
+            hc.destroy_process_group()
+        seen["destroyed"], seen["inside"] = [world.is_destroyed, small.is_destroyed], hc.is_initialized()
+        write_down()
+        """
+    for seen in run(textwrap.dedent(BEGIN) + textwrap.dedent(program), tmp_path, victims=(0,)).values():
+        assert seen == {"again": True, "destroyed": [True, True], "inside": False}
 
 
 UNDER_WAY = """
@@ -434,6 +480,7 @@ def test_mpich_lets_a_survivor_have_last_words_although_it_waits_in_mpi(tmp_path
         from pathlib import Path
         import numpy as np
         import hpccomm as hc
+        from mpi4py import MPI
 
         def last_words(rank):
             Path(sys.argv[1], f"{me}.txt").write_text(f"{rank} died")
@@ -441,7 +488,8 @@ def test_mpich_lets_a_survivor_have_last_words_although_it_waits_in_mpi(tmp_path
                 time.sleep(0.01)
             os._exit(3)
 
-        world = hc.init_process_group(on_peer_failure=last_words)
+        turned = MPI.COMM_WORLD.Split(0, (MPI.COMM_WORLD.Get_rank() + 1) % 3)
+        world = hc.init_process_group(comm=turned, on_peer_failure=last_words)
         me = world.rank
         hc.barrier()
         if me == 1:

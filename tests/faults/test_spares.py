@@ -189,6 +189,7 @@ def test_two_dead_ranks_are_replaced_and_groups_grids_and_arrays_are_made_again(
         if not world.is_replacement:
             old, persistent = everything(), hc.all_reduce_init(np.ones(4))
             world.store.set(str(world.rank), "before")
+            old[0].store.set("key", "before")
             hc.barrier()
             if world.rank in (0, 3):
                 die()
@@ -212,6 +213,7 @@ def test_two_dead_ranks_are_replaced_and_groups_grids_and_arrays_are_made_again(
                     seen["refusals"][name] = str(error)
             world = new
         pair, first, grid, shared = everything()
+        seen["key"] = pair.store.check(["key"])
         seen["world"] = [world.rank, world.size, world.is_replacement, world.name, world.timeout.total_seconds()]
         seen["groups"] = [pair.ranks, first.ranks, grid.coords, [hc.peer_view(shared, rank)[0] for rank in range(4)]]
         seen["names"] = [pair.name, first.name]
@@ -239,6 +241,7 @@ def test_two_dead_ranks_are_replaced_and_groups_grids_and_arrays_are_made_again(
         assert each["sums"] == [6, 1 if rank < 2 else 5]
         assert each["large"] == 4
         assert each["store"] == ["0", "1", "2", "3"]
+        assert not each["key"]
         assert "is not the world" in each["pair"]
     for rank in (1, 2):
         each = seen[rank]
@@ -481,6 +484,42 @@ def test_what_ends_the_job_ends_the_spares(how: str, status: int | None, said: s
     _, ended = run(program, tmp_path, 4)
     assert ended.returncode == status if status else ended.returncode not in (0, 124)
     assert said in ended.stderr
+
+
+@survives
+def test_an_exception_on_a_replacement_ends_the_job(tmp_path: Path) -> None:
+    program = """
+        world = hc.init_process_group(spares=1)
+        if world.is_replacement:
+            raise KeyError("mine")
+        if world.rank == 1:
+            die()
+        wait_for_a_death()
+        hc.replace_failed()
+        hc.barrier()
+        """
+    _, ended = run(program, tmp_path, 4)
+    assert ended.returncode not in (0, 124)
+    assert "hpccomm: KeyError on rank 1 ends the job" in ended.stderr
+
+
+@survives
+def test_spares_hear_of_an_init_that_fails_on_the_others_and_may_come_again(tmp_path: Path) -> None:
+    program = """
+        try:
+            hc.init_process_group(spares=1, init_method="file:///nowhere/x")
+        except hc.DistError as error:
+            seen["text"] = str(error)
+        write_down()
+        with hc.init_process_group(spares=1):
+            seen["sum"] = sum_of_ranks()
+        write_down()
+        """
+    seen, ended = run(program, tmp_path, 3)
+    assert ended.returncode == 0, ended.stderr
+    assert [seen[rank].get("sum") for rank in range(3)] == [1, 1, None]
+    assert "/nowhere/x" in seen[0]["text"]
+    assert "failed on ranks that are no spares" in seen[2]["text"]
 
 
 @survives

@@ -164,8 +164,9 @@ class TestInit:
             world.store.set(str(RANK), b"value")
             world.store.wait([str(rank) for rank in range(SIZE)])
             hc.destroy_process_group()
-            assert len(store.list_keys()) == SIZE  # open, and with a prefix
-            WORLD.Barrier()
+            assert {*store.list_keys()} == {"worlds", *(f"world/1/{rank}" for rank in range(SIZE))}  # it is open
+            with hc.init_process_group(store=store) as world:
+                assert not world.store.num_keys()
 
     @pytest.mark.parametrize("method", ["tcp", "tcp with ranks", "file", "env", "env without address"])
     def test_init_methods_of_c10d(

@@ -10,7 +10,7 @@ from ...core.hooks import Operation
 from ...core.observers import who_is_late
 from ...core.operation_list import MESSAGES
 from ...core.timeouts import as_seconds
-from ...errors import DistError, DistTimeoutError
+from ...errors import DistError, DistTimeoutError, RankFailedError
 from ...job import failures, mpi_library
 from ..sizes import sizes_by_rank
 from .comparison import Comparison
@@ -30,9 +30,10 @@ def compare_calls(group: ProcessGroup) -> None:
         fields.append("a device_id")
     try:
         check.agree("making", *fields)
-    except DistError:
-        check.close()
-        mpi_library.release(group.comm)
+    except DistError as error:
+        if not isinstance(error, RankFailedError):  # after a death nothing is freed
+            check.close()
+            mpi_library.release(group.comm)
         raise
     group.dispatcher.check = check
     group.register_hook(check)
