@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,8 +56,9 @@ def test_scalars_and_arrays_of_numpy_keep_their_dtype(process_group: hc.ProcessG
 
 def test_containers_are_one_operation_and_keep_their_kind(process_group: hc.ProcessGroup) -> None:
     rank, size = process_group.rank, process_group.size
-    counts = defaultdict(int, {"a": rank})
-    given = {"state": State(float(rank), [rank, np.float32(1)]), "none": None, "counts": counts, "x": np.arange(3)}
+    counts, words = defaultdict(int, {"a": rank}), Counter(b=1, c=rank)
+    given = {"state": State(float(rank), [rank, np.float32(1)]), "none": None, "counts": counts, "words": words}
+    given["x"] = np.arange(3)
     number = process_group.sequence_number
     result = hc.all_reduced(OrderedDict(given))
     assert process_group.sequence_number == number + 1
@@ -68,6 +69,7 @@ def test_containers_are_one_operation_and_keep_their_kind(process_group: hc.Proc
     assert type(result["state"]) is State
     assert (result["none"], result["counts"], type(result["counts"])) == (None, {"a": total}, defaultdict)
     assert_same(result["x"], np.arange(3) * size)
+    assert result["words"] == Counter(b=size, c=total)
     assert counts == {"a": rank}
 
 

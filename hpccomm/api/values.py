@@ -90,7 +90,8 @@ def _rebuilt(value: Any, leaves: Iterator[Any]) -> Any:
     """Return `value` with the reduced leaves."""
     if isinstance(value, dict):
         result = copy.copy(value)  # also of a defaultdict
-        result.update((key, _rebuilt(each, leaves)) for key, each in value.items())
+        for key, each in value.items():  # update() of a Counter would add
+            result[key] = _rebuilt(each, leaves)
         return result
     if isinstance(value, list | tuple):
         each = [_rebuilt(one, leaves) for one in value]
