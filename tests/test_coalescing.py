@@ -88,6 +88,8 @@ def test_what_cannot_be_collected(process_group: hc.ProcessGroup) -> None:
             hc.scan(np.ones(1))
         with pytest.raises(hc.UnsupportedOperationError, match="barrier: can't be collected"):
             hc.barrier()
+        with pytest.raises(hc.UnsupportedOperationError, match="all_reduced: can't be collected"):
+            hc.all_reduced(3.0)
         with pytest.raises(ValueError, match=r"leave async_op out; use coalescing\(async_ops=True\)"):
             hc.all_reduce(np.ones(1), async_op=True)
         with pytest.raises(ValueError, match="blocks don't nest"), hc.coalescing():

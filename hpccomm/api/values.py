@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..core.arrays import device_of
+from ..core.group import ProcessGroup
 from ..core.non_member import Group
 from ..core.reduce_op import SUM, ReduceOp, ReduceOpLike, as_reduce_op
 from ..errors import on_rank
@@ -45,6 +46,8 @@ def all_reduced(value: T, op: ReduceOpLike = SUM, group: Group | None = None) ->
         An int, or its sum over as many ranks, can be too large for an int64.
     TypeError
         A leaf is neither a number nor an array.
+    UnsupportedOperationError
+        The call is inside a coalescing() block.
 
     Examples
     --------
@@ -55,6 +58,8 @@ def all_reduced(value: T, op: ReduceOpLike = SUM, group: Group | None = None) ->
     """
     reduction = as_reduce_op("all_reduced", op)
     found = member(group)
+    if isinstance(found, ProcessGroup):
+        found.dispatcher.refuse_in_block("all_reduced")
     leaves: list[Any] = []
     _collect(value, reduction, max(1, found.size), leaves)
     for device in sorted({device_of(leaf) for leaf in leaves}):

@@ -194,9 +194,13 @@ class Dispatcher:
 
     def start(self, work: PersistentWork) -> None:
         """Start a persistent operation; each start has its own number."""
-        if self.block is not None and self.block.is_of_this_thread():
-            self.block.refuse(work.call.name)
+        self.refuse_in_block(work.call.name)
         self.run(work.call, False, work.begin, work)
+
+    def refuse_in_block(self, name: str) -> None:
+        """Raise the error for an operation that can't be collected, if this thread has an open block."""
+        if self.block is not None and self.block.is_of_this_thread():
+            self.block.refuse(name)
 
     def run_task(self, task: Any, step: Callable[[], Any]) -> Any:
         """Make a call that an executor has sent to this rank; return its result or raise its error.

@@ -199,9 +199,7 @@ def _ranks(operation: str, group: Group | None) -> int:
     """Return the number of ranks; outside the group, warn and return 0. Raise inside a coalescing() block."""
     members = member(group)
     if isinstance(members, ProcessGroup):
-        block = members.dispatcher.block
-        if block is not None and block.is_of_this_thread():
-            block.refuse(operation)
+        members.dispatcher.refuse_in_block(operation)
         return members.size
     members.warn(operation)
     return 0
