@@ -17,6 +17,7 @@ from hpccomm.core.operation_list import OPERATIONS
 from .arrays import (
     ALL_DTYPES,
     HALVES,
+    INTEGERS,
     LAYOUTS,
     NUMERIC,
     SHAPES,
@@ -332,3 +333,11 @@ def test_an_overflow_is_infinite_and_no_exception(process_group: hc.ProcessGroup
     array = np.full(3, 3e38, np.float32)
     hc.all_reduce(array, hc.ReduceOp.PREMUL_SUM(4.0))
     assert np.isinf(array).all()
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=dtype_name)
+@pytest.mark.parametrize("factor", [np.int64(3), np.uint64(3), np.array(3)], ids=["int64", "uint64", "array"])
+def test_a_factor_of_another_integer_dtype(process_group: hc.ProcessGroup, dtype: Any, factor: Any) -> None:
+    array = np.arange(3).astype(dtype)
+    hc.all_reduce(array, hc.ReduceOp.PREMUL_SUM(factor))
+    assert_same(array, (np.arange(3) * 3 * process_group.size).astype(dtype))

@@ -78,6 +78,10 @@ def test_factors_that_do_not_fit_the_dtype(dtype: str, factor: Any) -> None:
     refused(TypeError, "can't multiply a", hc.all_reduce, np.ones(3, dtype), hc.ReduceOp.PREMUL_SUM(factor))
 
 
+def test_premul_sum_without_a_factor() -> None:
+    refused(TypeError, r"PREMUL_SUM: factor is None; give a number, or use ReduceOp\.SUM", hc.ReduceOp.PREMUL_SUM, None)
+
+
 def test_premul_sum_of_bool() -> None:
     refused(TypeError, r"PREMUL_SUM\(2\) is not defined", hc.all_reduce, np.ones(3, bool), hc.ReduceOp.PREMUL_SUM(2))
 

@@ -24,8 +24,9 @@ UFUNCS: dict[str, np.ufunc] = {
 
 def multiplied(array: Any, op: ReduceOp, out: Any) -> Any:
     """Multiply `array` by the factor of a PREMUL_SUM, into `out`; return `out`."""
+    factor = int(op.factor) if array.dtype.kind in "iu" else op.factor  # NumPy refuses uint8 times int64
     with np.errstate(all="ignore"):
-        return np.multiply(array, op.factor, out=out, casting="same_kind")
+        return np.multiply(array, factor, out=out, casting="same_kind")
 
 
 def truth(array: Any, out: Any = None) -> Any:

@@ -79,6 +79,8 @@ class ReduceOp:
     @staticmethod
     def PREMUL_SUM(factor: complex) -> ReduceOp:
         """Return the op that sums ``factor * array`` over the ranks."""
+        if factor is None:
+            raise TypeError(f"ReduceOp.PREMUL_SUM: factor is None; give a number, or use ReduceOp.SUM{on_rank()}")
         return ReduceOp("PREMUL_SUM", "iufc", factor)
 
     def __repr__(self) -> str:
