@@ -97,11 +97,14 @@ def test_values_that_are_refused(value: Any, error: type[Exception], text: str) 
 
 
 def test_a_sum_that_could_overflow_is_refused(process_group: hc.ProcessGroup) -> None:
-    largest = (1 << 63) - 1
+    largest, smallest = (1 << 63) - 1, -1 << 63
     assert hc.all_reduced(largest, "max") == largest
-    if process_group.size > 1:
+    assert hc.all_reduced(smallest, "min") == smallest
+    assert hc.all_reduced(True, "product") == 1
+    refused = [(largest, "sum"), (smallest, "sum"), (largest, "reproducible_sum"), (10**10, "product")]
+    for value, op in refused if process_group.size > 1 else ():
         with pytest.raises(OverflowError, match="too large"):
-            hc.all_reduced(largest)
+            hc.all_reduced(value, op)
 
 
 def test_nothing_is_sent_for_nothing(process_group: hc.ProcessGroup) -> None:

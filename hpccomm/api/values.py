@@ -16,7 +16,7 @@ from ..errors import on_rank
 from .world import member
 
 T = TypeVar("T")
-COUNTING = (ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.AVG)  # they take Python's bool as 0 or 1
+COUNTING = (SUM, ReduceOp.PRODUCT, ReduceOp.AVG, ReduceOp.REPRODUCIBLE_SUM)  # they take Python's bool as 0 or 1
 
 
 def all_reduced(value: T, op: ReduceOpLike = SUM, group: Group | None = None) -> T:
@@ -43,7 +43,7 @@ def all_reduced(value: T, op: ReduceOpLike = SUM, group: Group | None = None) ->
     Raises
     ------
     OverflowError
-        An int, or its sum over as many ranks, can be too large for an int64.
+        An int, or its sum or product over as many ranks, can be too large for an int64.
     TypeError
         A leaf is neither a number nor an array.
     UnsupportedOperationError
@@ -78,8 +78,9 @@ def _collect(value: Any, op: ReduceOp, ranks: int, leaves: list[Any]) -> None:
         for each in value.values() if isinstance(value, dict) else value:
             _collect(each, op, ranks, leaves)
     elif isinstance(value, bool | int):
-        largest = abs(int(value)) * (ranks if op in COUNTING else 1)
-        if largest >= 1 << 63:
+        # The product of 64 twos is too large.
+        bound = abs(value) ** min(ranks, 64) if op is ReduceOp.PRODUCT else value * (ranks if op in COUNTING else 1)
+        if not -(1 << 63) <= bound < 1 << 63:
             raise OverflowError(f"all_reduced: {value} is too large for an int64; give a float{on_rank()}")
         is_flag = isinstance(value, bool) and op not in COUNTING
         leaves.append(np.array([value], float if op is ReduceOp.AVG else bool if is_flag else np.int64))
