@@ -73,6 +73,14 @@ def test_containers_are_one_operation_and_keep_their_kind(process_group: hc.Proc
     assert counts == {"a": rank}
 
 
+def test_ranks_may_insert_text_keys_in_different_orders(process_group: hc.ProcessGroup) -> None:
+    rank, size = process_group.rank, process_group.size
+    given = {"b": 1, "a": [2.0, 3]} if rank % 2 else {"a": [2.0, 3], "b": 1}
+    result = hc.all_reduced(given)
+    assert result == {"a": [2.0 * size, 3 * size], "b": size}
+    assert list(result) == list(given)
+
+
 def test_the_members_of_a_group_alone(process_group: hc.ProcessGroup) -> None:
     with hc.new_group([0]) as group:
         if process_group.rank == 0:

@@ -28,8 +28,9 @@ def all_reduced(value: T, op: ReduceOpLike = SUM, group: Group | None = None) ->
     Parameters
     ----------
     value : number, array, or a dict, list or tuple of them
-        None stays None. Structure, dtypes and sizes are the same on every rank. A Python int is an int64, and a Python
-        bool is an int for sums, products and averages: ``all_reduced(flag)`` counts the ranks with True.
+        None stays None. Structure, dtypes and sizes are the same on every rank; keys that are text may be in any order.
+        A Python int is an int64, and a Python bool is an int for sums, products and averages: ``all_reduced(flag)``
+        counts the ranks with True.
     op : ReduceOp, str or MPI.Op
         As for :func:`all_reduce`. The average of Python ints is a float.
     group : ProcessGroup, optional
@@ -75,7 +76,7 @@ def all_reduced(value: T, op: ReduceOpLike = SUM, group: Group | None = None) ->
 def _collect(value: Any, op: ReduceOp, ranks: int, leaves: list[Any]) -> None:
     """Append a new array for each number and array of `value` to `leaves`."""
     if isinstance(value, dict | list | tuple):
-        for each in value.values() if isinstance(value, dict) else value:
+        for each in [value[key] for key in _keys(value)] if isinstance(value, dict) else value:
             _collect(each, op, ranks, leaves)
     elif isinstance(value, bool | int):
         # The product of 64 twos is too large.
@@ -92,12 +93,17 @@ def _collect(value: Any, op: ReduceOp, ranks: int, leaves: list[Any]) -> None:
         raise TypeError(f"all_reduced: {value!r} is neither a number nor an array; convert it first{on_rank()}")
 
 
+def _keys(value: dict[Any, Any]) -> list[Any]:
+    """Return the keys; sorted if they are text, because ranks may have inserted them in different orders."""
+    return sorted(value) if all(isinstance(key, str) for key in value) else list(value)
+
+
 def _rebuilt(value: Any, leaves: Iterator[Any]) -> Any:
     """Return `value` with the reduced leaves."""
     if isinstance(value, dict):
         result = copy.copy(value)  # also of a defaultdict
-        for key, each in value.items():  # update() of a Counter would add
-            result[key] = _rebuilt(each, leaves)
+        for key in _keys(value):  # update() of a Counter would add
+            result[key] = _rebuilt(value[key], leaves)
         return result
     if isinstance(value, list | tuple):
         each = [_rebuilt(one, leaves) for one in value]
