@@ -257,6 +257,11 @@ def in_a_block() -> None:
         ),
         (in_a_block, hc.UnsupportedOperationError, r"all_reduce: no reproducible sum in a coalescing\(\) block"),
         (
+            lambda: hc.GradientBuckets([np.ones(2), np.arange(3)], reproducible=True),
+            TypeError,
+            r"GradientBuckets: ReduceOp\.AVG is not defined for arrays\[1\]'s dtype int64; convert to a floating",
+        ),
+        (
             lambda: hc.GradientBuckets([np.ones(2)], op="max", reproducible=True),
             ValueError,
             "reproducible=True is for the ops sum and avg, not ReduceOp.MAX",

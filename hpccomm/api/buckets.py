@@ -59,7 +59,7 @@ class GradientBuckets:
         The list is empty, arrays are on different devices, `bucket_bytes` is not positive, or `op` is neither SUM nor
         AVG with ``reproducible=True``.
     TypeError
-        An item of the list is not an array, or has object dtype or foreign byte order.
+        An item is not an array, has object dtype or foreign byte order, or holds integers for a reproducible AVG.
 
     Examples
     --------
@@ -90,7 +90,7 @@ class GradientBuckets:
         self._group = group
         self._divisor = None
         if reproducible:
-            self._op, self._divisor = ReduceOp.REPRODUCIBLE_SUM, _divisor(as_reduce_op("GradientBuckets", op), group)
+            self._op, self._divisor = ReduceOp.REPRODUCIBLE_SUM, _divisor(op, given, group)
         self._compression = None if compression is None else np.dtype(compression)
         module = module_of(given[0])
         self._members = _partition([(array.dtype, array.nbytes) for array in given], bucket_bytes)
@@ -174,10 +174,12 @@ class GradientBuckets:
         self._begin()
 
 
-def _divisor(op: ReduceOp, group: Group | None) -> int | None:
-    """Return the divisor of a reproducible sum; None if there is no division."""
+def _divisor(op: ReduceOpLike, arrays: list[Any], group: Group | None) -> int | None:
+    """Return the divisor of a reproducible sum of `arrays`; None if there is no division."""
+    op = as_reduce_op("GradientBuckets", op)
     if op not in (ReduceOp.SUM, ReduceOp.AVG):
         raise ValueError(f"GradientBuckets: reproducible=True is for the ops sum and avg, not {op!r}{on_rank()}")
+    checks.reductions("GradientBuckets", "arrays", arrays, op)
     return get_world_size(group) if op is ReduceOp.AVG else None
 
 
