@@ -49,6 +49,15 @@ def test_the_average_is_the_default(process_group: hc.ProcessGroup) -> None:
     assert (buckets.arrays[0] == (process_group.size - 1) / 2).all()
 
 
+@pytest.mark.parametrize("options", [{"op": "sum", "compression": "f8"}, {"reproducible": True}], ids=str)
+def test_numpys_floating_point_errors_do_not_leave_wait(process_group: hc.ProcessGroup, options: Any) -> None:
+    smallest = 1e-45 if process_group.rank == 0 else 0
+    buckets = hc.GradientBuckets([np.array([3e38, smallest], "f4")], **options)
+    with np.errstate(all="raise"):
+        buckets.ready(0)
+        buckets.wait()
+
+
 def test_arrays_are_views_of_flat_buckets() -> None:
     buckets = hc.GradientBuckets([np.ones((2, 3)), np.zeros(4), np.arange(2)], bucket_bytes=1000)
     assert [bucket.size for bucket in buckets.buckets] == [2, 10]  # a bucket for each dtype, the last array first

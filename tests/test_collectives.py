@@ -341,3 +341,16 @@ def test_a_factor_of_another_integer_dtype(process_group: hc.ProcessGroup, dtype
     array = np.arange(3).astype(dtype)
     hc.all_reduce(array, hc.ReduceOp.PREMUL_SUM(factor))
     assert_same(array, (np.arange(3) * 3 * process_group.size).astype(dtype))
+
+
+def test_numpys_floating_point_errors_do_not_leave_an_average(process_group: hc.ProcessGroup) -> None:
+    whole, parts = np.full(3, 3e38, np.complex64), np.full(3 * process_group.size, 5e-324)
+    parts[: 3 * (process_group.rank + 1)] *= 3
+    with np.errstate(all="raise"):
+        for async_op in (False, True):
+            for work in (
+                hc.all_reduce(whole.copy(), "avg", async_op=async_op),
+                hc.all_reduce(parts.copy(), "avg", async_op=async_op),
+                hc.reduce_scatter_single(parts[:3].copy(), parts, "avg", async_op=async_op),
+            ):
+                assert work is None or work.wait()

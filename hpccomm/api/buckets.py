@@ -167,10 +167,11 @@ class GradientBuckets:
         for (work, sent), flat in zip(self._works, self.buckets, strict=True):
             if work is not None:  # None: this rank is not in the group
                 work.wait()
-            if sent is not flat:
-                flat[...] = sent
-            if work is not None and self._divisor is not None:
-                flat /= self._divisor
+            with np.errstate(all="ignore"):
+                if sent is not flat:
+                    flat[...] = sent
+                if work is not None and self._divisor is not None:
+                    flat /= self._divisor
         self._begin()
 
 

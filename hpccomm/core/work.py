@@ -13,6 +13,8 @@ from operator import attrgetter, methodcaller
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
+import numpy as np
+
 from ..errors import DistError, DistTimeoutError, UnsupportedOperationError, log_exception, on_rank
 from ..job import failures
 from .observers import who_is_late
@@ -525,8 +527,9 @@ class Once:
         self._pending = iter(self._steps)
 
     def __call__(self) -> None:
-        """Call the steps that have not yet been called."""
-        deque(map(methodcaller("__call__"), self._pending), 0)
+        """Call the steps that have not yet been called; an overflow in one is no exception, as in MPI."""
+        with np.errstate(all="ignore"):
+            deque(map(methodcaller("__call__"), self._pending), 0)
 
 
 def is_of_a_signal_handler(error: BaseException) -> bool:

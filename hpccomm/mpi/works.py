@@ -175,7 +175,7 @@ def done(request: MPI.Request | None, finish: Finish, *alive: Any) -> Work | Non
     if request is not None:
         return MPIWork(request, repeatable(finish), alive)
     if finish is not None:
-        finish()
+        repeatable(finish)()
     return None
 
 
