@@ -416,6 +416,11 @@ def test_products_of_special_values(x: list[float], y: list[float], expected: fl
     assert_is(hc.reproducible_dot(np.array(x)[RANK::SIZE], np.array(y)[RANK::SIZE]), expected)
 
 
+def test_a_product_without_a_value_is_no_exception() -> None:
+    with np.errstate(all="raise"):
+        assert np.isnan(hc.reproducible_dot(np.array([INF], "f4"), np.zeros(1, "f4")))
+
+
 @every_kind
 @pytest.mark.parametrize("dtype", ["f8", "f4"])
 def test_a_norm_is_the_closest_number(kind: Kind, dtype: Any) -> None:

@@ -132,7 +132,8 @@ class ExactRows:
             if is_subtracted:
                 a = -a
             if x.dtype.itemsize <= 4:  # 24 bits by 24 bits
-                self._add_row(a * b)
+                with np.errstate(all="ignore"):  # inf times 0
+                    self._add_row(a * b)
                 continue
             start = 0
             while start < a.size:
