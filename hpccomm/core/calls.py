@@ -177,6 +177,8 @@ def new_array(name: str, shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dt
     if any(length < 0 for length in lengths):
         raise ValueError(f"{name}: shape is {shape}; a length can't be negative{on_rank()}")
     kind = np.dtype(dtype)
+    if not kind.isnative:
+        raise TypeError(f"{name}: dtype {kind} has a foreign byte order; give {kind.newbyteorder('=')!r}{on_rank()}")
     checks.writable(name, "the array", np.empty(0, kind))
     return lengths, kind
 

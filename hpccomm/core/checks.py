@@ -286,7 +286,7 @@ def _check_dtype(operation: str, argument: str, dtype: Any) -> None:
     # ml_dtypes' own types count as native
     if not dtype.isnative:
         raise TypeError(
-            f"{operation}: {argument} has a foreign byte order (dtype {dtype.str}); "
+            f"{operation}: {argument} has a foreign byte order (dtype {dtype}); "
             f"use {argument}.astype({argument}.dtype.newbyteorder('=')){on_rank()}"
         )
     movable.add(dtype)
