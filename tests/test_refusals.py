@@ -315,6 +315,8 @@ def test_split_sizes_that_do_not_fit(process_group: hc.ProcessGroup) -> None:
     for wrong in ([2] * (n + 1), [3] * n, [2 * n + 1, *[-1] * (n - 1)] if n > 1 else [-2]):
         refused(ValueError, "input_split_sizes is", hc.all_to_all_single, array.copy(), array, None, wrong)
         refused(ValueError, "output_split_sizes is", hc.all_to_all_single, array.copy(), array, wrong)
+    scalar, match = np.array(2 * n), "output_split_sizes is array.*; expected a list of integers"
+    refused(TypeError, match, hc.all_to_all_single, array.copy(), array, scalar)
     if n > 1:
         refused(ValueError, r"ranks can't share equally; pass input_split_sizes",
                 hc.all_to_all_single, array.copy(), np.zeros((2 * n + 1, 3)))  # fmt: skip

@@ -97,6 +97,7 @@ def test_the_members_of_a_group_alone(process_group: hc.ProcessGroup) -> None:
         ([1, -(1 << 64)], OverflowError, "too large"),
         ("text", TypeError, "'text' is neither a number nor an array"),
         ({"a": object()}, TypeError, "neither a number"),
+        (np.ma.masked_array([1.0], [True]), TypeError, "all_reduced: value is a masked array"),
     ],
 )
 def test_values_that_are_refused(value: Any, error: type[Exception], text: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..core.arrays import device_of
+from ..core.arrays import locate
 from ..core.group import ProcessGroup
 from ..core.non_member import Group
 from ..core.reduce_op import SUM, ReduceOp, ReduceOpLike, as_reduce_op
@@ -63,8 +63,9 @@ def all_reduced(value: T, op: ReduceOpLike = SUM, group: Group | None = None) ->
         found.dispatcher.refuse_in_block("all_reduced")
     leaves: list[Any] = []
     _collect(value, reduction, max(1, found.size), leaves)
-    for device in sorted({device_of(leaf) for leaf in leaves}):
-        arrays = [leaf for leaf in leaves if device_of(leaf) == device]
+    devices = [locate("all_reduced", "value", leaf)[0] for leaf in leaves]
+    for device in sorted(set(devices)):
+        arrays = [leaf for leaf, place in zip(leaves, devices) if place == device]
         if len(arrays) > 1 and reduction is not ReduceOp.REPRODUCIBLE_SUM:
             found.all_reduce_coalesced(arrays, reduction)
             continue

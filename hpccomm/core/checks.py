@@ -294,7 +294,11 @@ def _check_dtype(operation: str, argument: str, dtype: Any) -> None:
 
 def has_splits(split_sizes: SplitSizes) -> bool:
     """Return True if split sizes were given; an empty list counts as none."""
-    return split_sizes is not None and (not hasattr(split_sizes, "__len__") or len(split_sizes) > 0)
+    return split_sizes is not None and (not _has_length(split_sizes) or len(split_sizes) > 0)
+
+
+def _has_length(given: Any) -> bool:
+    return hasattr(given, "__len__") and getattr(given, "shape", None) != ()
 
 
 def splits(operation: str, argument: str, array: Any, given: SplitSizes, ranks: int) -> list[int]:
@@ -308,7 +312,7 @@ def splits(operation: str, argument: str, array: Any, given: SplitSizes, ranks: 
                 f"pass {argument}_split_sizes{on_rank()}"
             )
         return [shape[0] // ranks * row] * ranks
-    if not hasattr(given, "__len__"):
+    if not _has_length(given):
         raise TypeError(f"{operation}: {argument}_split_sizes is {given!r}; expected a list of integers{on_rank()}")
     counts = [integer(f"{operation}: an entry of {argument}_split_sizes", count) for count in given]
     if len(counts) != ranks or min(counts) < 0 or sum(counts) != shape[0]:
