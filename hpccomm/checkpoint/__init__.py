@@ -183,7 +183,7 @@ def save(
         found.warn("checkpoint.save")
         return
     finish(found)
-    given = {"arrays": arrays, "replicated": replicated or {}}
+    given = {"arrays": arrays, "replicated": {} if replicated is None else replicated}
     path = _path("checkpoint.save", folder)
     levels = Levels.of(found, path, local, partner, flush_every, lambda: AsyncSaves.of(found).own)
     saving = Saving("checkpoint.save", found, Destination(path), step, given, axis, levels=levels)
@@ -257,7 +257,7 @@ def save_async(
     if isinstance(found, NonMember):
         found.warn("checkpoint.save_async")
         return CompletedWork()
-    given = {"arrays": arrays, "replicated": replicated or {}}
+    given = {"arrays": arrays, "replicated": {} if replicated is None else replicated}
     saves = AsyncSaves.of(found)
     path = _path("checkpoint.save_async", folder)
     levels = Levels.of(found, path, local, partner, flush_every, lambda: saves.own)

@@ -150,6 +150,10 @@ class Saving:
             raise ValueError(f"keep is {keep}; expected 1 or more, or None for all")
         if self.keep_memory is not None and checks.integer("keep_memory", self.keep_memory) < 0:
             raise ValueError(f"keep_memory is {self.keep_memory} bytes; expected 0 or more, or None for all")
+        metadata = {} if metadata is None else metadata
+        for argument, value in {**self.given, "metadata": metadata}.items():
+            if not isinstance(value, Mapping):
+                raise TypeError(f"{argument} is a {type(value).__name__}; expected a dict, such as {{'x': x}}")
         arrays, replicated = self.given.values()
         if twice := arrays.keys() & replicated.keys():
             raise ValueError(f"{min(twice)!r} is both in arrays and in replicated")
@@ -162,7 +166,7 @@ class Saving:
             described[kind] = {name: self._describe_array(kind, name, array) for name, array in given.items()}
         if self.group.rank == 0:
             try:
-                described["metadata"] = json.loads(json.dumps(_for_json("metadata", dict(metadata or {}))))
+                described["metadata"] = json.loads(json.dumps(_for_json("metadata", dict(metadata))))
             except (ValueError, RecursionError) as error:
                 raise TypeError(f"metadata: {error}") from None
             described["token"] = os.urandom(4).hex()
