@@ -329,8 +329,11 @@ def test_split_group(world: hc.ProcessGroup) -> None:
     nested = hc.split_group(group, 0 if hc.get_rank(group) == 0 else None)
     assert isinstance(nested, hc.ProcessGroup) == (hc.get_rank(group) == 0)
     assert hc.get_rank(nested) == (0 if hc.get_rank(group) == 0 else -1)
-    with pytest.raises(ValueError, match="color is -1; expected 0 or more, or None"):
-        hc.split_group(color=-1)
+    for color in (-1, 1 << 40):
+        with pytest.raises(ValueError, match=rf"color is {color}; expected 0 to 2\*\*31 - 1, or None"):
+            hc.split_group(color=color)
+    with pytest.raises(ValueError, match=r"split_group: key is \d+; expected -2"):
+        hc.split_group(color=0, key=1 << 31)
 
 
 def test_a_destroyed_sub_group_leaves_the_world_alone(world: hc.ProcessGroup) -> None:

@@ -331,7 +331,7 @@ def split_group(
     Raises
     ------
     ValueError
-        `color` is negative, a rank in `split_ranks` is listed twice or not in `parent`, or both arguments are given.
+        `color` or `key` is out of range, a rank in `split_ranks` is listed twice or not in `parent`, or both are given.
     TypeError
         `color` or `key` is not an integer.
     DistError
@@ -358,9 +358,11 @@ def split_group(
         color, key = _place_in(split_ranks, group)
     if color is not None:
         color = checks.integer("split_group: color", color)
-        if color < 0:
-            raise ValueError(f"split_group: color is {color}; expected 0 or more, or None for no group{on_rank()}")
+        if not 0 <= color < 1 << 31:
+            raise ValueError(f"split_group: color is {color}; expected 0 to 2**31 - 1, or None for no group{on_rank()}")
     key = checks.integer("split_group: key", key)
+    if not -(1 << 31) <= key < 1 << 31:
+        raise ValueError(f"split_group: key is {key}; expected -2**31 to 2**31 - 1{on_rank()}")
     config = group.config if backend is None else BackendConfig(backend)
     limits = time_limit(timeout)(group)
     usable("split_group", group)
