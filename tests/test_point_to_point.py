@@ -146,8 +146,9 @@ def test_batch_isend_irecv_refuses_what_is_no_operation(process_group: hc.Proces
     assert hc.batch_isend_irecv([]) == []  # a rank without neighbours
     with pytest.raises(TypeError, match="expected P2POp objects"):
         hc.batch_isend_irecv([hc.isend])  # type: ignore[list-item]
-    with pytest.raises(TypeError, match="p2p_op_list is a P2POp; expected a list of them"):
-        hc.batch_isend_irecv(hc.P2POp(hc.isend, np.zeros(1), 0))  # type: ignore[arg-type]
+    for given in (hc.P2POp(hc.isend, np.zeros(1), 0), None):
+        with pytest.raises(TypeError, match=r"p2p_op_list is a \w+; expected a list of P2POp objects"):
+            hc.batch_isend_irecv(given)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"expected hpccomm\.isend or hpccomm\.irecv"):
         hc.P2POp(hc.send, np.zeros(1), 0)
 

@@ -152,6 +152,13 @@ def test_completion_of_a_work_shows_what_programs_use() -> None:
     work.wait()
 
 
+def test_what_is_no_work_and_no_future() -> None:
+    refused(TypeError, "wait_all: an item is a int; expected Works, as isend returns", hc.wait_all, [None, 3])
+    refused(TypeError, "wait_any: an item is a int; expected Works, as isend returns", hc.wait_any, [3])
+    refused(TypeError, r"collect_all: an item is a int; expected Futures, such as work\.get_", hc.collect_all, [3])
+    refused(TypeError, r"Future\.then: callback is 3; expected a function", hc.Future().then, 3)
+
+
 def test_a_description_that_is_no_text() -> None:
     refused(ValueError, r"group_desc is '\\udcff', which has half a character", hc.new_group, group_desc="\udcff")
 

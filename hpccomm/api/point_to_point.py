@@ -367,8 +367,9 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     >>> into  # on rank 2: array([10.])
     array([0.])
     """
-    if isinstance(p2p_op_list, P2POp):
-        raise TypeError(f"batch_isend_irecv: p2p_op_list is a P2POp; expected a list of them{on_rank()}")
+    if not isinstance(p2p_op_list, (list, Sequence)):  # the first is fast
+        kind = type(p2p_op_list).__name__
+        raise TypeError(f"batch_isend_irecv: p2p_op_list is a {kind}; expected a list of P2POp objects{on_rank()}")
     if p2p_op_list and getattr(p2p_op_list[0], "group", p2p_op_list) is None:
         begun = member(None).dispatcher.fast.batch(p2p_op_list, P2POp, irecv)
         if begun is not None:

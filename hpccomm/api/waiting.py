@@ -54,9 +54,7 @@ def wait_all(works: Sequence[Work | None], timeout: timedelta | float | None = N
             return
     deadline = None if timeout is None else time.monotonic() + time_to_wait("wait_all", timeout)
     errors: list[Exception] = []
-    for work in works:
-        if work is None:
-            continue
+    for _, work in _pending("wait_all", works):
         try:
             work.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
         except Exception as error:
@@ -105,7 +103,7 @@ def wait_any(works: Sequence[Work | None], timeout: timedelta | float | None = N
     >>> works[1] = hc.isend(np.array([8.0]), dst=me, tag=1)
     >>> hc.wait_all([*works, sent])
     """
-    pending = [(i, work) for i, work in enumerate(works) if work is not None]
+    pending = _pending("wait_any", works)
     groups = [work.group for _, work in pending if work.group is not None and work.group.on_timeout == "raise"]
     seconds = min((as_seconds(group.timeout) for group in groups), default=None)
     if timeout is not None:
@@ -122,3 +120,14 @@ def wait_any(works: Sequence[Work | None], timeout: timedelta | float | None = N
             raise DistTimeoutError(f"wait_any: none of {len(pending)} operations is done in time{on_rank()}{late}")
         pause(next(looks))
     return -1
+
+
+def _pending(operation: str, works: Sequence[Work | None]) -> list[tuple[int, Work]]:
+    """Return the Works in the list, without None, and their indices."""
+    pending = [(i, work) for i, work in enumerate(works) if work is not None]
+    for _, work in pending:
+        if not hasattr(work, "is_completed"):
+            raise TypeError(
+                f"{operation}: an item is a {type(work).__name__}; expected Works, as isend returns{on_rank()}"
+            )
+    return pending

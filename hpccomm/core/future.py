@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import log_exception
+from ..errors import log_exception, on_rank
 from . import progress
 from .timeouts import pause, pauses
 
@@ -59,6 +59,8 @@ class Future(concurrent.futures.Future[Any]):
         An exception in the callback becomes the exception of the returned Future. The callback runs in
         the thread that completes this future, or at once if it is already completed.
         """
+        if not callable(callback):
+            raise TypeError(f"Future.then: callback is {callback!r}; expected a function of one argument{on_rank()}")
         chained = Future()
 
         def run(_: concurrent.futures.Future[Any]) -> None:
@@ -281,4 +283,9 @@ def collect_all(futures: Sequence[Future]) -> Future:
     >>> [future.value() for future in both.wait()]
     [1, 2]
     """
-    return _Collected(list(futures))
+    futures = list(futures)
+    for each in futures:
+        if not hasattr(each, "done"):
+            kind = type(each).__name__
+            raise TypeError(f"collect_all: an item is a {kind}; expected Futures, such as work.get_future(){on_rank()}")
+    return _Collected(futures)
