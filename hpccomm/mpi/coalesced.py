@@ -41,6 +41,8 @@ class Coalesced:
         """
         for (same,) in by_dtype(arrays):
             dtype = same[0].dtype
+            if not dtype.itemsize:  # "V0": nothing to send
+                continue
             for run, size in runs(same, self._run_bytes // dtype.itemsize):
                 if len(run) == 1:
                     one(run[0], argument, False)

@@ -83,8 +83,10 @@ def apart(arrays: list[Any]) -> tuple[Any, tuple[list[int], list[int]], MPI.Data
 
 def unpack_into(flat: Any, arrays: list[Any]) -> None:
     """Copy consecutive parts of `flat` into the arrays."""
+    if not flat.nbytes:  # also for "V0"
+        return
     shapes = set(map(shape_of, arrays))
-    if len(shapes) == 1 and flat.size:  # NumPy splits twice as fast
+    if len(shapes) == 1:  # NumPy splits twice as fast
         deque(map(setitem, arrays, repeat(...), flat.reshape(-1, *shapes.pop())), 0)
         return
     start = 0
@@ -117,6 +119,8 @@ def unpack_columns(rows: Any, arrays: list[Any]) -> None:
     """Copy consecutive columns of `rows` into the arrays; `rows` are of their dtype, or bytes."""
     start = 0
     for array in arrays:
+        if not array.nbytes:  # also for "V0"
+            continue
         width = array.nbytes // rows.itemsize // len(rows)
         column = rows[:, start : start + width]
         if array.dtype != rows.dtype:

@@ -33,3 +33,20 @@ def test_runs() -> None:
         ([3, 2], 5), ([5], 5), ([9], 9), ([0, 1, 4], 5), ([1], 1)
     ]  # fmt: skip
     assert runs(arrays, 25) == [(arrays, 25)]
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_elements_without_bytes(process_group: hc.ProcessGroup, async_op: bool) -> None:
+    n, nothing, mine = process_group.size, np.zeros(3, "V0"), np.full(2, process_group.rank)
+    lists = [[nothing.copy(), np.empty_like(mine)] for _ in range(n)]
+    outputs = [np.zeros(3 * n, "V0"), np.empty(2 * n, mine.dtype)]
+    for work in (
+        hc.all_gather_coalesced(lists, [nothing, mine], async_op=async_op),
+        hc.all_gather_single_coalesced(outputs, [nothing, mine], async_op=async_op),
+        hc.all_gather_single_coalesced(outputs[:1], [nothing], async_op=async_op),
+        hc.broadcast_coalesced([nothing, nothing], n - 1, async_op=async_op),
+        hc.broadcast_coalesced([nothing, mine], n - 1, async_op=async_op),
+    ):
+        assert work is None or work.wait()
+    assert outputs[1].tolist() == np.concatenate([row for _, row in lists]).tolist() == np.repeat(range(n), 2).tolist()
+    assert mine.tolist() == [n - 1, n - 1]
