@@ -70,7 +70,10 @@ def test_reductions_of_what_has_no_arithmetic(dtype: Any, process_group: hc.Proc
 def test_an_mpi_op_on_what_mpi_cannot_reduce() -> None:
     from mpi4py import MPI
 
-    refused(TypeError, "MPI has no datatype in which", hc.all_reduce, np.zeros(3, np.float16), MPI.LAND)
+    for dtype in HALVES:
+        match = r"all_reduce: ReduceOp\.MPI\.Op is not defined for array's dtype .*float16; convert to float32 first"
+        refused(TypeError, match, hc.all_reduce, np.zeros(3, dtype), MPI.LAND)
+    refused(TypeError, "scan: .* is not defined for array's dtype .S2", hc.scan, np.zeros(3, "S2"), MPI.LAND)
 
 
 @pytest.mark.parametrize(("dtype", "factor"), [("i4", 0.5), ("f4", 1j), ("f8", [1.0, 2.0]), ("u1", 1.0), ("f4", "x")])

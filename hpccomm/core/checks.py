@@ -212,7 +212,8 @@ def pairs(
 def reduction(operation: str, argument: str, array: Any, op: ReduceOpLike) -> ReduceOp:
     """Check that `op` can reduce `array`; return it as a ReduceOp."""
     given, op = op, as_reduce_op(operation, op)
-    if (_kinds.get(array.dtype) or _kind_of(array.dtype)) not in op.kinds:
+    kind = _kinds.get(array.dtype) or _kind_of(array.dtype)
+    if kind not in op.kinds or _is_half_for_mpi(array.dtype, op):
         raise TypeError(
             f"{operation}: {op!r} is not defined for {argument}'s dtype {array.dtype}{_instead(array, op)}{on_rank()}"
         )
@@ -257,11 +258,18 @@ def _kind_of(dtype: Any) -> str:
     return kind
 
 
+def _is_half_for_mpi(dtype: Any, op: ReduceOp) -> bool:
+    """Return True for float16 and bfloat16 with an ``MPI.Op``: MPI has no datatype for them."""
+    return op.mpi_op is not None and _kinds[dtype] == "f" and dtype.itemsize == 2
+
+
 def _instead(array: Any, op: ReduceOp) -> str:
     if array.dtype.name.startswith("float8"):  # NCCL rounds to 8 bits after each addition: 16 + 1 is 16
         return "; it is a format to store and to send, so convert to float16 or float32 first"
     if op is ReduceOp.AVG:
         return "; convert to a floating-point dtype, or use SUM and divide"
+    if _is_half_for_mpi(array.dtype, op):
+        return "; convert to float32 first"
     if _kinds[array.dtype] in "-V":
         return "; convert to a numeric dtype first"
     return ""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     ]  # fmt: skip
 ReduceOpLike: TypeAlias = "ReduceOp | MPI.Op | Name | UpperName"
 
-ANY_KIND = "-biufcmMSUV"  # every letter that `checks` may return
-
 
 class ReduceOp:
     """A reduction: ``ReduceOp.SUM``, ``AVG``, ``PRODUCT``, ``MIN``, ``MAX``, ``BAND``, ``BOR``, ``BXOR``.
@@ -154,4 +152,4 @@ def _from_mpi(operation: str, op: MPI.Op) -> ReduceOp:
     for name in ("SUM", "PROD", "MIN", "MAX", "BAND", "BOR", "BXOR"):
         if op == getattr(MPI, name):
             return _NAMED[_ALIASES.get(name, name)]
-    return ReduceOp("MPI.Op", ANY_KIND, None, op)
+    return ReduceOp("MPI.Op", "biufc", None, op)

@@ -9,7 +9,6 @@ import numpy as np
 from mpi4py import MPI
 
 from ..core.reduce_op import ReduceOp
-from ..errors import on_rank
 from ..native import fastpath
 
 # dtypes that MPI reduces itself. float16 and bfloat16 are reduced in float32 (reductions.py): MPI has no
@@ -137,14 +136,3 @@ def mpi_op(op: ReduceOp, dtype: np.dtype[Any]) -> MPI.Op:
     if dtype.kind == "b":
         return BOOL_OPS[op]
     return NAN_OPS.get((op, dtype)) or OPS.get(op, MPI.SUM)  # PREMUL_SUM has multiplied already
-
-
-def arithmetic_type(dtype: np.dtype[Any], op: Any) -> MPI.Datatype:
-    """Return the MPI datatype in which arrays of `dtype` are reduced."""
-    datatype = ARITHMETIC.get(dtype)
-    if datatype is None:
-        raise TypeError(
-            f"MPI has no datatype in which {op!r} could reduce {dtype} arrays; convert to a numeric dtype "
-            f"first{on_rank()}"
-        )
-    return datatype

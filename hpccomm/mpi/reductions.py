@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from ..core.reduce_op import ReduceOp
 from ..core.work import InPlace
-from .datatypes import accumulation_dtype, arithmetic_type, mpi_op
+from .datatypes import ARITHMETIC, accumulation_dtype, mpi_op
 from .layout import Finish, recv_buffer, send_buffer
 
 AVG = ReduceOp.AVG  # a look-up in a class is slow
@@ -43,7 +43,7 @@ def plan(op: ReduceOp, dtype: np.dtype[Any]) -> Plan:
         reduces = (
             None if is_bool or op.mpi_op is not None else ReduceOp.SUM if op is AVG or op.factor is not None else op
         )
-        found = Plan(arithmetic_type(wide, op), mpi_op(op, wide), wide, changes, reduces)
+        found = Plan(ARITHMETIC[wide], mpi_op(op, wide), wide, changes, reduces)
         if op.factor is None and op.mpi_op is None:  # a program may make any number of other ops
             _plans[op, dtype] = found
     return found
