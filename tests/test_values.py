@@ -100,7 +100,7 @@ def test_the_members_of_a_group_alone(process_group: hc.ProcessGroup) -> None:
         (np.ma.masked_array([1.0], [True]), TypeError, "all_reduced: value is a masked array"),
     ],
 )
-def test_values_that_are_refused(value: Any, error: type[Exception], text: str) -> None:
+def test_values_that_are_refused(process_group: hc.ProcessGroup, value: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         hc.all_reduced(value)
 
