@@ -165,7 +165,8 @@ def test_outputs_that_share_memory_are_refused(process_group: hc.ProcessGroup, u
     for _ in range(10 * uses_node):
         hc.broadcast(np.ones(3), 0)
     block, array = np.zeros(3 * size), np.full(3, rank + 1.0)
-    for outputs in ([np.zeros(3)] * size, [block[2 * i : 2 * i + 3] for i in range(size)][::-1]):
+    ends = [block[:: 3 * size - 1], *(block[i : i + 1] for i in range(1, size - 1)), block[-1:]]  # others lie between
+    for outputs in ([np.zeros(3)] * size, [block[2 * i : 2 * i + 3] for i in range(size)][::-1], ends):
         with pytest.raises(ValueError, match=r"output_list\[\d\] and output_list\[\d\] share memory"):
             hc.all_gather(outputs, array)
         with pytest.raises(ValueError, match=r"output_list\[\d\] and output_list\[\d\] share memory"):

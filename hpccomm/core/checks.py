@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import pairwise, repeat
+from itertools import repeat
 from math import prod
 from operator import attrgetter, eq, index, mul
 from typing import Any
@@ -131,14 +131,17 @@ def one_for_each_rank(
 
 
 def _apart(operation: str, argument: str, outputs: list[Any]) -> None:
-    """Raise if two arrays that are neighbours in memory have common elements: one result would replace the other."""
-    places = sorted((*extent(each, address_of(each)), i) for i, each in enumerate(outputs) if each.size)
-    for (_, end, i), (start, _, j) in pairwise(places):
-        if start < end and np.shares_memory(outputs[i], outputs[j]):
-            raise ValueError(
-                f"{operation}: {argument}[{min(i, j)}] and {argument}[{max(i, j)}] share memory, and one result would "
-                f"replace the other; write [np.empty(3) for _ in range(size)], not [np.empty(3)] * size{on_rank()}"
-            )
+    """Raise if two arrays have common elements: one result would replace the other."""
+    before: list[tuple[int, int]] = []  # ends and indices of arrays that reach beyond this one's start
+    for start, end, j in sorted((*extent(each, address_of(each)), j) for j, each in enumerate(outputs) if each.size):
+        before = [each for each in before if each[0] > start]
+        for _, i in before:
+            if np.shares_memory(outputs[i], outputs[j]):
+                raise ValueError(
+                    f"{operation}: {argument}[{min(i, j)}] and {argument}[{max(i, j)}] share memory, and one result "
+                    f"would replace the other; write [np.empty(3) for _ in range(size)], not [np.empty(3)] * size{on_rank()}"
+                )
+        before.append((end, j))
 
 
 def reducible(
