@@ -20,7 +20,7 @@ from ..errors import UnsupportedOperationError, on_rank
 from .annotations import SplitSizes
 from .arrays import Array, is_read_only, locate
 from .operation_list import OPERATIONS
-from .overlap import address_of, extent
+from .overlap import common
 from .reduce_op import ReduceOp, ReduceOpLike, as_reduce_op
 
 _dtype, _size, _writeable = map(attrgetter, ("dtype", "size", "flags.writeable"))
@@ -125,23 +125,24 @@ def one_for_each_rank(
             raise TypeError(
                 f"{operation}: {argument}[{i}] is {view.dtype}, but {argument}[0] is {views[0].dtype}{on_rank()}"
             )
-    if device == "cpu" and check is writable:
-        _apart(operation, argument, views)
+    if check is writable:
+        apart(operation, argument, views)
     return device, views
 
 
-def _apart(operation: str, argument: str, outputs: list[Any]) -> None:
-    """Raise if two arrays have common elements: one result would replace the other."""
-    before: list[tuple[int, int]] = []  # ends and indices of arrays that reach beyond this one's start
-    for start, end, j in sorted((*extent(each, address_of(each)), j) for j, each in enumerate(outputs) if each.size):
-        before = [each for each in before if each[0] > start]
-        for _, i in before:
-            if np.shares_memory(outputs[i], outputs[j]):
-                raise ValueError(
-                    f"{operation}: {argument}[{min(i, j)}] and {argument}[{max(i, j)}] share memory, and one result "
-                    f"would replace the other; write [np.empty(3) for _ in range(size)], not [np.empty(3)] * size{on_rank()}"
-                )
-        before.append((end, j))
+def apart(operation: str, argument: str, outputs: list[Any], columns: int = 0) -> None:
+    """Raise if two arrays have common elements: one result would replace the other.
+
+    `columns`: the arrays of several lists of this length, one list after the other.
+    """
+    if (places := common(outputs)) is not None:
+        one, other = (
+            f"{argument}[{i // columns}][{i % columns}]" if columns else f"{argument}[{i}]" for i in sorted(places)
+        )
+        raise ValueError(
+            f"{operation}: {one} and {other} share memory, and one result would replace the other; "
+            f"write [np.empty(3) for _ in range(size)], not [np.empty(3)] * size{on_rank()}"
+        )
 
 
 def reducible(

@@ -13,6 +13,7 @@ from .annotations import Array, Arrays, SplitSizes
 from .calls import Call, has_list, peer_number, rank, refuse_average, tag_number
 from .checks import (
     alike,
+    apart,
     array_list,
     like,
     multiple,
@@ -181,6 +182,7 @@ def all_gather_single_coalesced(group: Membership, outputs: Arrays, inputs: Arra
     device, outputs_view = array_list(name, "outputs", outputs, writable)
     other, inputs_view = array_list(name, "inputs", inputs, readable)
     pairs(name, group.size, device, other, "outputs", outputs_view, "inputs", inputs_view, True)
+    apart(name, "outputs", outputs_view)
     return Call(("all_gather_single_coalesced", device, outputs, (outputs_view, inputs_view)))
 
 
@@ -190,6 +192,7 @@ def reduce_scatter_single_coalesced(group: Membership, outputs: Arrays, inputs: 
     device, outputs_view = array_list(name, "outputs", outputs, writable)
     other, inputs_view = array_list(name, "inputs", inputs, readable)
     pairs(name, group.size, device, other, "outputs", outputs_view, "inputs", inputs_view, False)
+    apart(name, "outputs", outputs_view)
     reduce_op = reductions(name, "outputs", outputs_view, op)
     return Call(("reduce_scatter_single_coalesced", device, outputs, (outputs_view, inputs_view, reduce_op)))
 

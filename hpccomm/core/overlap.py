@@ -1,9 +1,11 @@
-"""Find an operation's inputs that share memory with its outputs, by sorting their addresses."""
+"""Find arrays of an operation that share memory, by sorting their addresses."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
+from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,41 @@ def _address_of(array: Any) -> int:
 
 
 address_of = _address_of if fastpath is None else fastpath.address_of
+
+
+def _own_all_memory(arrays: list[Any]) -> bool:
+    """Return True for different host arrays that are no views."""
+    is_known = set(map(type, arrays)) == {np.ndarray} and all(map(attrgetter("flags.owndata"), arrays))
+    return is_known and len(set(map(id, arrays))) == len(arrays)
+
+
+_are_all_apart = _own_all_memory if fastpath is None else fastpath.are_all_apart
+
+
+def common(arrays: list[Any]) -> tuple[int, int] | None:
+    """Return the places of two arrays that have common elements, or None."""
+    if _are_all_apart(arrays):
+        return None  # soon, because there may be thousands
+    before: list[tuple[int, int]] = []  # ends and places of arrays that reach beyond the start of this one
+    hosts = list(map(_at_its_address, arrays))
+    for start, end, j in sorted((*extent(each, address_of(each)), j) for j, each in enumerate(hosts) if each.size):
+        before = [each for each in before if each[0] > start]
+        for _, i in before:
+            if np.shares_memory(hosts[i], hosts[j]):
+                return i, j
+        before.append((end, j))
+    return None
+
+
+def _at_its_address(array: Any) -> Any:
+    """Return a host array with the addresses of one of CuPy's, to compare them; an empty one if they are not known."""
+    if isinstance(array, np.ndarray):
+        return array
+    address = getattr(getattr(array, "data", None), "ptr", 0)
+    if not address:
+        return np.empty(0)
+    place = {"shape": array.shape, "strides": array.strides, "data": (address, False), "version": 3}
+    return np.asarray(SimpleNamespace(__array_interface__={**place, "typestr": f"|V{array.itemsize}"}))
 
 
 def extent(array: Any, address: int) -> Extent:

@@ -89,7 +89,10 @@ cdef int by_start(const void* one, const void* other) noexcept nogil:
 
 
 cdef bint do_overlap(list xs, list ys) except -1:
-    """Whether an array of one list shares memory with one of the other; arrays of the heap often alternate."""
+    """Whether an array of one list shares memory with one of the other; arrays of the heap often alternate. Of one list
+    as both: whether two of its arrays share memory.
+    """
+    cdef bint is_one = xs is ys
     cdef Range* ranges = <Range*>malloc((len(xs) + len(ys) + 1) * sizeof(Range))
     cdef uintptr_t[2] ends = [0, 0]
     cdef size_t i, n = 0
@@ -97,7 +100,7 @@ cdef bint do_overlap(list xs, list ys) except -1:
     cdef bint found = False
     if ranges == NULL:
         raise MemoryError
-    for which in range(2):
+    for which in range(2 - is_one):
         for each in ys if which else xs:
             ranges[n].start = <uintptr_t>PyArray_DATA(<Array*><PyObject*>each)
             ranges[n].end = ranges[n].start + <uintptr_t>PyArray_NBYTES(<Array*><PyObject*>each)
@@ -105,10 +108,34 @@ cdef bint do_overlap(list xs, list ys) except -1:
             n += ranges[n].end > ranges[n].start
     qsort(ranges, n, sizeof(Range), by_start)
     for i in range(n):
-        found |= ranges[i].start < ends[not ranges[i].which]
+        found |= ranges[i].start < ends[ranges[i].which ^ (not is_one)]
         ends[ranges[i].which] = max(ends[ranges[i].which], ranges[i].end)
     free(ranges)
     return found
+
+
+cdef uint64_t[64] known_apart  # hashes of lists found apart; an error in another list with such a hash would be missed
+
+
+cpdef bint are_all_apart(list arrays) except -1:
+    """Whether these are NumPy arrays without gaps of which no two share memory. Sort only lists that are not in the order
+    of their addresses, the first time.
+    """
+    cdef uintptr_t start, end = 0
+    cdef uint64_t key = len(arrays)
+    cdef bint is_in_order = True
+    for each in arrays:
+        if not PyArray_Check(each) or not PyArray_IS_C_CONTIGUOUS(<Array*><PyObject*>each):
+            return False
+        start = <uintptr_t>PyArray_DATA(<Array*><PyObject*>each)
+        is_in_order &= end <= start
+        end = start + <uintptr_t>PyArray_NBYTES(<Array*><PyObject*>each)
+        key = (key ^ start) * 0x100000001B3ULL ^ end
+    if not is_in_order and known_apart[key >> 58] != key:
+        if do_overlap(arrays, arrays):
+            return False
+        known_apart[key >> 58] = key
+    return True
 
 
 cdef void pack(list arrays, Py_ssize_t first, Py_ssize_t last, char* flat, Py_ssize_t rows, Py_ssize_t width,

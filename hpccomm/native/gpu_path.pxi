@@ -242,8 +242,10 @@ cdef class GPUPath:
                             x.type.ops[place] if reduces else 0, root)
             nbytes += y.nbytes
         for i in range(n):
-            for j in range(i if is_in_place else n):
-                if not are_seen_apart(&given[i], &taken[j]):
+            for j in range(n):
+                if not is_in_place and not are_seen_apart(&given[i], &taken[j]):
+                    return None
+                if j < i and not are_seen_apart(&taken[i], &taken[j]):
                     return None
         y.nbytes = nbytes
         return self.do(calls, n, how, what, y, place, root if what == BROADCAST_COALESCED else NOBODY, outputs,

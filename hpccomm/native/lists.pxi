@@ -219,6 +219,8 @@ cdef class Lists(Collectives):
             for i in range(n):
                 if nbytes_at(ys, i) != nbytes_at(xs, i) * rows:
                     return False
+            if not are_all_apart(xs if what == REDUCE_SCATTER_COALESCED else ys):
+                return False
         cdef Py_ssize_t run, part, count, packed = min(total, self.largest_run)
         cdef int itemsize = PyArray_ITEMSIZE(<Array*>PyList_GET_ITEM(ys, 0))
         # If inputs and outputs share memory, all inputs are packed before any output is written.
@@ -275,7 +277,7 @@ cdef class Lists(Collectives):
                 return False
             ys += outputs
         cdef Py_ssize_t received = self.bytes_of(ys, number)
-        if received < 0 or total < 0:
+        if received < 0 or total < 0 or not are_all_apart(ys):
             return False
         for i in range(n):
             if nbytes_at(ys, self.rank * n + i) != nbytes_at(xs, i):

@@ -307,6 +307,8 @@ def test_what_the_checks_refuse_is_refused(process_group: hc.ProcessGroup, plans
         for wrong in process_group.all_gather_single_coalesced, process_group.reduce_scatter_single_coalesced:
             with pytest.raises(ValueError, match="_single_coalesced"):
                 wrong(both, both)
+    with pytest.raises(ValueError, match=r"outputs\[0\] and outputs\[1\] share memory"):
+        process_group.all_gather_single_coalesced([on.all, on.all], [on.one, on.other])
     with pytest.raises(ValueError, match="all_gather_single"):
         process_group.all_gather_single(on.all[:-1], on.one)
     with pytest.raises(TypeError, match="expected the same dtype"):

@@ -159,3 +159,16 @@ def test_calls_of_one_group_that_use_the_same_memory_are_seen(machine: Any) -> N
     assert found(gathers(0, 1)) == shared("all_gather", "all_gather")
     assert found(gathers(0, 2), gathers(2, 4)) == shared("all_gather", "all_gather")
     assert found(gathers(0, 0), gathers(1, 4)) == shared("all_gather", "all_gather")
+
+
+def test_outputs_may_lie_between_each_other_but_not_share_elements(process_group: hc.ProcessGroup) -> None:
+    n, me = process_group.size, process_group.rank
+    memory, inputs = gpus.array(np.zeros(2 * n)), [gpus.array(np.full(1, float(me))), gpus.array(np.full(1, me + 0.5))]
+    for shared in ([memory[:n], memory[n - 1 : -1]], [memory[1::2], memory[-n:]]):
+        with pytest.raises(ValueError, match=r"outputs\[0\] and outputs\[1\] share memory"):
+            hc.all_gather_single_coalesced(shared, inputs)
+    if n > 1:
+        with pytest.raises(ValueError, match=r"output_list\[0\] and output_list\[1\] share memory"):
+            hc.all_gather([memory[:1]] * n, inputs[0])
+    hc.all_gather_single_coalesced([memory[::2], memory[1::2]], inputs)
+    assert_same(gpus.values(memory), np.arange(n).repeat(2) + np.tile([0.0, 0.5], n))

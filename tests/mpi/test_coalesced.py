@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+from typing import Any
+
 import numpy as np
 import pytest
 
 import hpccomm as hc
+from hpccomm.core.overlap import common
 from hpccomm.mpi.fast_path import RUN_BYTES
 from hpccomm.mpi.segments import runs
 
@@ -24,6 +28,46 @@ def test_a_broadcast_of_arrays_that_go_in_several_runs(process_group: hc.Process
     for i, array in enumerate(arrays[: len(counts)]):
         assert (array == 100.0 * root + i).all()
     assert all((array == root).all() for array in arrays[len(counts) :])
+
+
+@pytest.mark.parametrize("async_op", [False, True], ids=["blocking", "async"])
+def test_outputs_that_share_memory_are_refused(process_group: hc.ProcessGroup, async_op: bool) -> None:
+    n, how = process_group.size, {"async_op": async_op}
+    memory, ones = np.zeros(4 * n), [np.ones(1), np.ones(1)]
+    for _ in range(10):
+        hc.broadcast(np.ones(3), 0)
+    number = process_group.sequence_number
+
+    def match(name: str, one: str, other: str) -> Any:
+        return pytest.raises(ValueError, match=rf"^{name}: {one} and {other} share memory")
+
+    for outputs in ([memory[:n]] * 2, [memory[n - 1 : 2 * n - 1], memory[:n]], [memory[: 3 * n : 3], memory[:n]]):
+        with match("all_gather_single_coalesced", r"outputs\[0\]", r"outputs\[1\]"):
+            hc.all_gather_single_coalesced(outputs, ones, **how)
+        with match("reduce_scatter_single_coalesced", r"outputs\[0\]", r"outputs\[1\]"):
+            hc.reduce_scatter_single_coalesced(outputs, [np.ones(n * n)] * 2, **how)
+    rows = [[memory[i : i + 1], memory[2 * n - 1 - i : 2 * n - i]] for i in range(n)]
+    rows[-1][1] = rows[0][0]
+    with match("all_gather_coalesced", r"output_lists\[0\]\[0\]", rf"output_lists\[{n - 1}\]\[1\]"):
+        hc.all_gather_coalesced(rows, ones, **how)
+    assert process_group.sequence_number == number
+    for apart in ([memory[:n], memory[n : 2 * n]], [memory[n : 2 * n], memory[:n]], [memory[1::4], memory[::4]]):
+        work = hc.all_gather_single_coalesced(apart, [np.ones(1), np.full(1, 2.0)], **how)
+        assert work is None or work.wait()
+        assert [set(each.tolist()) for each in apart] == [{1.0}, {2.0}]
+
+
+def test_common_elements_are_those_that_numpy_finds() -> None:
+    rng, memory, seen = np.random.default_rng(1), np.zeros(60), set()
+    for _ in range(500):
+        largest_step, starts = rng.choice([1, 3]), rng.integers(0, 60, rng.integers(2, 6)).tolist()
+        arrays = [memory[i : i + rng.integers(0, 12) : rng.integers(1, largest_step + 1)] for i in starts]
+        sharing = {pair for pair in combinations(range(len(arrays)), 2) if np.shares_memory(*(arrays[i] for i in pair))}
+        for _ in range(2):  # the second time they may be known
+            found = common(arrays)
+            assert found is None if not sharing else tuple(sorted(found or ())) in sharing
+        seen.add((bool(sharing), bool(largest_step > 1)))
+    assert len(seen) == 4
 
 
 def test_runs() -> None:
