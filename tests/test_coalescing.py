@@ -99,6 +99,27 @@ def test_what_cannot_be_collected(process_group: hc.ProcessGroup) -> None:
     hc.barrier()
 
 
+@pytest.mark.parametrize("async_ops", [False, True])
+def test_two_results_in_the_same_memory_need_two_blocks(process_group: hc.ProcessGroup, async_ops: bool) -> None:
+    array, number = np.ones(4), process_group.sequence_number
+
+    def collect(*ops: str) -> None:
+        with hc.coalescing(async_ops=async_ops):
+            for i, op in enumerate(ops):
+                hc.all_reduce(array[i:], op)
+
+    with pytest.raises(ValueError, match=r"^coalescing: (all_reduce|call)\[0\] and .* share memory.*; use two blocks"):
+        collect("sum", "sum")
+    if async_ops:
+        with pytest.raises(ValueError, match=r"^coalescing: call\[0\] and call\[1\] share memory.*; use two blocks"):
+            collect("sum", "max")
+        assert process_group.sequence_number == number
+        assert array.tolist() == [1.0] * 4
+    else:  # one after the other
+        collect("sum", "max")
+        assert array.tolist() == [float(process_group.size)] * 4
+
+
 def test_an_empty_block(process_group: hc.ProcessGroup) -> None:
     with hc.coalescing(process_group, async_ops=True) as block:
         pass

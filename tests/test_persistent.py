@@ -105,14 +105,6 @@ def test_all_reduce_coalesced_of_many_arrays(process_group: hc.ProcessGroup, siz
             assert not memory[1].any()  # next to them
 
 
-def test_coalesced_arrays_may_overlap(process_group: hc.ProcessGroup) -> None:
-    array = np.ones(8)
-    with hc.all_reduce_coalesced_init([array, array[2:6], array]) as work:
-        for turn in ROUNDS:
-            again(work)
-            assert (array == process_group.size ** (turn + 1)).all()
-
-
 def test_parts_of_a_coalesced_operation_end_one_by_one(process_group: hc.ProcessGroup) -> None:
     arrays = [np.ones(2), np.ones(3, int), np.ones(100_000, np.float32), np.ones(2, np.float16)]
     with hc.all_reduce_coalesced_init(arrays, "max") as work:

@@ -97,7 +97,7 @@ def all_gather_coalesced(group: Membership, output_lists: Sequence[Arrays], arra
             names = f"output_lists[{owner}][{i}] and arrays[{i}]"
             (checks.like if owner == group.rank else checks.alike)(name, names, device_out, out, device, view)
         outputs.append(gathered)
-    checks.apart(name, "output_lists", [each for row in outputs for each in row], len(views))
+    checks.apart(name, "output_lists", [each for row in outputs for each in row], columns=len(views))
     return Call((name, device, output_lists, (outputs, views)))
 
 

@@ -30,6 +30,7 @@ _HINTS = {  # if one array was given instead of a list
     "gather_list": ": list(np.split(array, n))",
     **dict.fromkeys(("output_list", "input_list"), "; for one array there is the _single form"),
 }
+_SEPARATE = "write [np.empty(3) for _ in range(size)], not [np.empty(3)] * size"
 _kinds: dict[Any, str] = {}  # results of _kind_of
 _accepted: dict[tuple[Any, np.dtype[Any]], ReduceOp] = {}  # (op as given, dtype) that have passed `reduction`
 
@@ -130,7 +131,7 @@ def one_for_each_rank(
     return device, views
 
 
-def apart(operation: str, argument: str, outputs: list[Any], columns: int = 0) -> None:
+def apart(operation: str, argument: str, outputs: list[Any], remedy: str = _SEPARATE, columns: int = 0) -> None:
     """Raise if two arrays have common elements: one result would replace the other.
 
     `columns`: the arrays of several lists of this length, one list after the other.
@@ -140,8 +141,7 @@ def apart(operation: str, argument: str, outputs: list[Any], columns: int = 0) -
             f"{argument}[{i // columns}][{i % columns}]" if columns else f"{argument}[{i}]" for i in sorted(places)
         )
         raise ValueError(
-            f"{operation}: {one} and {other} share memory, and one result would replace the other; "
-            f"write [np.empty(3) for _ in range(size)], not [np.empty(3)] * size{on_rank()}"
+            f"{operation}: {one} and {other} share memory, and one result would replace the other; {remedy}{on_rank()}"
         )
 
 

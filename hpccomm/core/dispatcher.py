@@ -24,6 +24,7 @@ from ..native import gil_held, notes_of
 from .backend import Backend, FastPath
 from .backends import Destroyed, LazyBackends
 from .calls import Call
+from .checks import apart
 from .operation_list import CALLED, MESSAGES, OPERATIONS, PEER_AND_TAG, TASK
 from .reduce_op import ReduceOp
 from .registry import OBJECTS
@@ -416,10 +417,18 @@ class Block:
     def leave(self) -> None:
         """Do the collected operations as one."""
         if self._calls:
+            self._check()
             described = [(call.name, call.arguments) for call in self._calls]
             call = Call(("coalescing", self._calls[0].device, None, (described,)))
             self.work = self._dispatcher.run(call, self._async_ops, self._send)
             self._calls = []  # the program may keep the block for its Work
+
+    def _check(self) -> None:
+        """Raise if operations that start together write the same memory; broadcasts write the same values there."""
+        kinds = [(key[0], list(same)) for key, same in groupby(self._calls, key=_kind)]
+        for name, calls in [("call", self._calls)] if self._async_ops else kinds:
+            if name != "broadcast":
+                apart("coalescing", name, [call.arguments[0] for call in calls], "use two blocks")
 
     def _send(self) -> Work | None:
         """Do the collected operations, neighbours of one kind together; return one Work for all."""

@@ -164,6 +164,7 @@ def all_reduce_coalesced(group: Membership, arrays: Arrays, op: ReduceOpLike, fo
     """Check the arguments of all_reduce_coalesced."""
     name = "all_reduce_coalesced" + form
     device, arrays_view = array_list(name, "arrays", arrays, writable)
+    apart(name, "arrays", arrays_view, "pass each array once")
     reduce_op = reductions(name, "arrays", arrays_view, op)
     return Call(("all_reduce_coalesced", device, arrays, (arrays_view, reduce_op)))
 

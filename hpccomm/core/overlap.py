@@ -86,15 +86,3 @@ def overlapping(inputs: Iterable[Extent], outputs: Iterable[Extent]) -> list[boo
     ends = [*accumulate((end for _, end in written), max)]
     begun = ((start, end, bisect_left(starts, end)) for start, end in inputs)  # outputs that begin before the end
     return [start < end and count > 0 and ends[count - 1] > start for start, end, count in begun]
-
-
-def sharing(extents: Sequence[Extent]) -> set[int]:
-    """Return the indices of `extents` that share an address with another one."""
-    shared: set[int] = set()
-    last, reach = 0, 0  # the one that reaches furthest so far, and its end
-    for start, end, i in sorted((*each, i) for i, each in enumerate(extents) if each[0] < each[1]):
-        if start < reach:
-            shared |= {i, last}
-        if end > reach:
-            last, reach = i, end
-    return shared

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..core.arrays import why_no_gpu_view
 from ..core.backend import Pieces
-from ..core.overlap import extent, overlapping, sharing
+from ..core.overlap import extent, overlapping
 from ..core.pieces import Messages
 from ..errors import on_rank
 from . import seam
@@ -62,22 +62,16 @@ class Packing:
         self._unpacking += [(self._runtime.copy, pair) for pair in zip(arrays, buffer, strict=True)]
         return buffer
 
-    def in_place(self, array: Any, alignment: int = 1, is_shared: bool = False) -> Any:
+    def in_place(self, array: Any, alignment: int = 1) -> Any:
         """Return a contiguous array with the values of `array`; `unpack` copies the new values back.
 
         The address is a multiple of `alignment` bytes (at most 256, the alignment of every CUDA allocation).
-        `is_shared`: other arrays share its memory, so it is a copy.
         """
-        if not is_shared and is_plain(array) and array.data.ptr % alignment == 0:
+        if is_plain(array) and array.data.ptr % alignment == 0:
             return array
         buffer = self._packed(array)
         self._unpacking.append((self._runtime.copy, (array, buffer)))
         return buffer
-
-    def all_in_place(self, arrays: Sequence[Any]) -> list[Any]:
-        """Do `in_place` for each array; those that share memory with another are copied."""
-        shared = sharing([extent(each, each.data.ptr) for each in arrays])
-        return [self.in_place(each, is_shared=i in shared) for i, each in enumerate(arrays)]
 
     def unaliased(self, arrays: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
         """Return contiguous arrays with the values of `arrays`, in memory that does not overlap `outputs`."""

@@ -162,7 +162,7 @@ cdef class Lists(Collectives):
         cdef int itemsize = mpi.kinds[number] & 255
         cdef Py_ssize_t first = 0, n = PyList_GET_SIZE(xs), total = self.bytes_of(xs, number), i = n, run = total
         cdef Py_ssize_t largest = self.largest_run // itemsize * itemsize
-        if total < 0 or self.may_be_shared(total):
+        if total < 0 or self.may_be_shared(total) or not are_all_apart(xs):
             return False
         self.make_scratch(min(total, largest))
         self.notes(COALESCED, number, total, AVERAGE if averages else place, NOBODY)

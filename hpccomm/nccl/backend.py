@@ -210,7 +210,8 @@ class NCCLBackend(Backend):
     def all_reduce_coalesced(self, arrays: list[Any], op: ReduceOp, async_op: bool) -> Work | None:
         reductions = [reduced("all_reduce_coalesced", array.dtype, op) for array in arrays]
         plan = self._plan(async_op, *arrays)
-        for buffer, reduction in zip(plan.all_in_place(arrays), reductions, strict=True):
+        for array, reduction in zip(arrays, reductions, strict=True):
+            buffer = plan.in_place(array)
             plan.all_reduce(plan.multiplied(buffer, op.factor, buffer), buffer, reduction)
         return self._end(plan, async_op, arrays)
 

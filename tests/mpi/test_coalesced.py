@@ -46,6 +46,10 @@ def test_outputs_that_share_memory_are_refused(process_group: hc.ProcessGroup, a
             hc.all_gather_single_coalesced(outputs, ones, **how)
         with match("reduce_scatter_single_coalesced", r"outputs\[0\]", r"outputs\[1\]"):
             hc.reduce_scatter_single_coalesced(outputs, [np.ones(n * n)] * 2, **how)
+        with match("all_reduce_coalesced", r"arrays\[0\]", r"arrays\[1\]"):
+            hc.all_reduce_coalesced(outputs, **how)
+        with match("all_reduce_coalesced_init", r"arrays\[0\]", r"arrays\[1\]"):
+            hc.all_reduce_coalesced_init(outputs)
     rows = [[memory[i : i + 1], memory[2 * n - 1 - i : 2 * n - i]] for i in range(n)]
     rows[-1][1] = rows[0][0]
     with match("all_gather_coalesced", r"output_lists\[0\]\[0\]", rf"output_lists\[{n - 1}\]\[1\]"):
