@@ -260,6 +260,7 @@ REFUSED = [
     (lambda: {"axis": {"v": 0}}, ValueError, "axis has 'v', which is not in arrays"),
     (lambda: {"axis": "x"}, TypeError, "axis is 'x'; expected an integer"),
     (lambda: {"metadata": {"x": {1}}}, TypeError, r"metadata\['x'\] is a set, which JSON can't hold; expected text"),
+    (lambda: {"metadata": {1: "x", "1": "y"}}, TypeError, r"metadata has two keys that are the same text in JSON"),
     (lambda: {"metadata": {"x": [{"y": np.ones(2)}]}}, TypeError, r"metadata\['x'\]\[0\]\['y'\] is a ndarray"),
     (lambda: {"metadata": {"x": np.complex64(1)}}, TypeError, r"metadata\['x'\] is a complex"),
     (

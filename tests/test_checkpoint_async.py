@@ -469,3 +469,12 @@ def test_an_error_at_the_end_of_the_program_ends_the_job(tmp_path: Path, end: st
     assert "No space left on device (on rank 1)" in finished.stderr
     assert "CheckpointError on rank" in finished.stderr
     assert checkpoint.steps(tmp_path) == []
+
+
+def test_a_relative_folder_is_that_of_the_call(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    monkeypatch.chdir(folder)
+    checkpoint.save_async("here", {"x": np.ones(3)}, 2)
+    monkeypatch.chdir(tmp_path)
+    checkpoint.finish()
+    assert checkpoint.load(folder / "here").step == 2

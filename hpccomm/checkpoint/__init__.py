@@ -367,6 +367,6 @@ def load(
 
 def _path(operation: str, folder: str | os.PathLike[str]) -> Path:
     try:
-        return Path(folder)
+        return Path(folder).absolute()  # a program may change its folder during save_async
     except TypeError:
         raise TypeError(f"{operation}: folder is a {type(folder).__name__}; expected a path{on_rank()}") from None

@@ -26,7 +26,8 @@ NOTHING_HERE = {"last": -1, "undrained": 0}
 def local_folder(local: str | os.PathLike[str], folder: Path) -> Path:
     """Return the folder in the node-local storage `local` for the checkpoints of `folder`."""
     path = os.path.realpath(folder)
-    return Path(local) / f"{os.path.basename(path)}-{hashlib.blake2b(path.encode(), digest_size=8).hexdigest()}"
+    name = f"{os.path.basename(path)}-{hashlib.blake2b(path.encode(), digest_size=8).hexdigest()}"
+    return Path(local).absolute() / name
 
 
 def check_owner(path: Path) -> None:

@@ -335,6 +335,8 @@ def _for_json(name: str, value: Any) -> Any:
         wrong = next((key for key in entries if key is not None and not isinstance(key, str | int | float)), None)
         if wrong is not None:
             raise TypeError(f"{name} has the key {wrong!r}; expected text or a number: str({wrong!r})")
+        if len(json.loads(json.dumps(dict.fromkeys(entries)))) < len(entries):
+            raise TypeError(f"{name} has two keys that are the same text in JSON, such as 1 and '1'; rename one")
         return {key: _for_json(f"{name}[{key!r}]", each) for key, each in entries.items()}
     if isinstance(value, list | tuple):
         return [_for_json(f"{name}[{i}]", each) for i, each in enumerate(value)]

@@ -64,11 +64,12 @@ def buffer(where: str, message: Any, takes_lists: bool = False) -> tuple[str, An
     return device, view if datatype is None else _typed(where, view, datatype), counts, displs
 
 
-def whole(where: str, message: Any) -> tuple[str, Any]:
-    """Return the device and the array of a message's or a reduction's buffer."""
+def whole(where: str, message: Any, in_memory_order: bool = True) -> tuple[str, Any]:
+    """Return the device and the array of a message's or a reduction's buffer; one in Fortran order transposed."""
     device, array, count, displ = buffer(where, message)
     if count is None and displ is None:
-        return device, array if array.flags.c_contiguous or not array.flags.f_contiguous else array.T
+        is_turned = in_memory_order and array.flags.f_contiguous and not array.flags.c_contiguous
+        return device, array.T if is_turned else array
     start, size = displ or 0, array.size
     end = size if count is None else start + count
     return device, _part(where, flat(where, array), start, end - start)

@@ -292,6 +292,8 @@ def _in_place(name: str, sendbuf: Any, recvbuf: Any) -> Any:
             f"{name}: sendbuf has {array.size} {array.dtype} on {of}, and recvbuf {output.size} {output.dtype} on "
             f"{device}; expected the same{on_rank()}"
         )
+    if not (output.flags.c_contiguous and array.flags.c_contiguous):  # which mpi4py refuses: by index, not by address
+        output, array = whole(f"{name}: recvbuf", recvbuf, False)[1], whole(f"{name}: sendbuf", sendbuf, False)[1]
     copy(output, array)
     return output
 
@@ -306,9 +308,7 @@ copy_on_host: Callable[[Any, Any], None] = np.copyto if fastpath is None else fa
 def copy(target: Any, source: Any) -> None:
     """Copy an array's values to another array, on its device's current stream."""
     if isinstance(target, np.ndarray):
-        if target.shape != source.shape:
-            target, source = target.reshape(-1), source.reshape(-1)
-        copy_on_host(target, source)
+        copy_on_host(target, source.reshape(target.shape))
         return
     runtime = late(GPU_RUNTIME)()
     runtime.copy(target, source, runtime.current_stream(target.device.id))

@@ -13,7 +13,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache, cached_property, reduce
+from functools import cache, cached_property, reduce, wraps
 from types import CodeType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -50,6 +50,7 @@ class Seen:
         self.name = name
         self.ranks = ranks  # in MPI.COMM_WORLD
         self.sequence_number = self.message_number = 0  # of the last collective, and of the last message of this rank
+        self.has_met = False  # before its first reduction of objects
         self.names: deque[str | tuple[str, Any]] = deque(maxlen=REMEMBERED)  # of the last collectives, some with a root
         self.requests: deque[Started] = deque(maxlen=IN_FLIGHT)
         self.polled: set[Polled] = set()
@@ -223,6 +224,17 @@ def _missing(self: Any, name: str) -> Any:
     return seen
 
 
+def _meeting(barrier: Callable[[Any], None], call: Callable[..., Any]) -> Callable[..., Any]:
+    def reduces(self: Any, *arguments: Any) -> Any:
+        """Meet before the first: mpi4py then duplicates the communicator with the GIL held; no thread can report."""
+        if not self._seen.has_met:
+            barrier(self)
+            self._seen.has_met = True
+        return call(self, *arguments)
+
+    return reduces
+
+
 def _freeing(call: Callable[[Any], None]) -> Callable[[Any], None]:
     def free(self: Any) -> None:
         """Call `Free` if not null or predefined."""
@@ -262,6 +274,8 @@ def _counting(base: type[MPI.Comm], wrapped: Wrapping) -> dict[str, FunctionType
         if name != "Create_group" and name not in CALLS and name not in POLLS:
             continue
         call = getattr(base, name)
+        if name in ("allreduce", "reduce", "scan", "exscan"):
+            call = wraps(call)(_meeting(base.Barrier, call))
         is_numbered = name in CALLS  # other calls are invisible to other ranks
         method = _compiled(_kind(name), name, wrapped(name, call) if is_numbered else call)
         method.__qualname__, method.__doc__ = f"{base.__name__}.{name}", call.__doc__
@@ -398,13 +412,14 @@ def comparable(comm: Any, name: str, arguments: Sequence[Any], where: str) -> Re
     is_inter = comm.Is_inter()
     if is_inter:
         record.peer = None  # a rank of the remote group
-    if is_inter or record.dtype == "bytes" or any(_has_a_datatype(bound.get(each)) for each in BUFFERS):
+    if is_inter or record.dtype in ("", "bytes") or any(_has_details(bound.get(each)) for each in BUFFERS):
         record.dtype, record.count = "", -1
     return record
 
 
-def _has_a_datatype(buffer: Any) -> bool:
-    return isinstance(buffer, list | tuple) and any(isinstance(each, MPI.Datatype | str) for each in buffer)
+def _has_details(buffer: Any) -> bool:
+    """Whether a buffer has a datatype or more than one count, so that ranks may give one size in different forms."""
+    return isinstance(buffer, list | tuple) and not all(isinstance(each, int | np.integer) for each in buffer[1:])
 
 
 def requests_in_flight(only: Sequence[object] = ()) -> list[Record]:
@@ -470,7 +485,7 @@ def _record(
         dtype=dtype,
         count=count,
         nbytes=nbytes,
-        op="" if op is None else _ops().get(op.handle, "an op of the program"),
+        op="" if op is None else _ops().get(getattr(op, "handle", None), "an op of the program"),
         peer=peer if isinstance(peer, int) and peer >= 0 else None,
         tag=tag if isinstance(tag, int) and tag != MPI.ANY_TAG else None,
         async_op=async_op,
@@ -479,7 +494,7 @@ def _record(
 
 
 @cache
-def _ops() -> dict[int, str]:
+def _ops() -> dict[int | None, str]:
     names = ("MAX", "MIN", "SUM", "PROD", "LAND", "BAND", "LOR", "BOR", "LXOR", "BXOR", "MAXLOC", "MINLOC", "REPLACE")
     return {getattr(MPI, name).handle: name for name in names}
 
@@ -491,7 +506,7 @@ def _size(arguments: Mapping[str, Any]) -> tuple[str, int, int]:
         if isinstance(array, tuple) and isinstance(array[0], np.dtype):  # stored by KEPT
             return str(array[0]), array[1], array[1] * array[0].itemsize
         if isinstance(array, list | tuple) and array:
-            count = next((each for each in array[1:] if isinstance(each, int)), None)
+            count = next((int(each) for each in array[1:] if isinstance(each, int | np.integer)), None)
             array = array[0]
         dtype, size = getattr(array, "dtype", None), getattr(array, "size", None)
         if dtype is not None and isinstance(size, int):

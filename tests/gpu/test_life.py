@@ -243,7 +243,7 @@ def test_an_error_of_nccl_closes_the_group_of_calls(machine: Any) -> None:
         machine.failures.append(NCCLError("ncclInternalError (3)"))
         match = "all_reduce_coalesced #2 of 'world': NCCL reports ncclInternalError"
         with pytest.raises(hc.DistBackendError, match=match):
-            hc.all_reduce_coalesced([array, array])
+            hc.all_reduce_coalesced([array, gpus.array(np.ones(1))])
         assert machine.depth == 0  # the group was closed
         machine.grouped.clear()
 

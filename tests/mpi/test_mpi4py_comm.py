@@ -64,6 +64,29 @@ def test_what_numpy_can_see_is_accelerated() -> None:
         assert not is_accelerated("Allreduce", message, message)
 
 
+LAYOUTS = {
+    "C": lambda values: values.copy(),
+    "Fortran": np.asfortranarray,
+    "columns": lambda values: np.repeat(values, 2, axis=1)[:, ::2],
+    "rows of a Fortran array": lambda values: np.asfortranarray(np.repeat(values, 2, axis=0))[::2],
+}
+
+
+@pytest.mark.parametrize("to", LAYOUTS)
+@pytest.mark.parametrize("of", LAYOUTS)
+def test_buffers_match_by_address_if_both_have_no_gaps_and_otherwise_by_index(of: str, to: str) -> None:
+    values = given(RANK, 2 * LARGE).reshape(2, LARGE)
+    sent, output = LAYOUTS[of](values), LAYOUTS[to](np.zeros((2, LARGE)))
+    expected = summed(2 * LARGE).reshape(2, LARGE)
+    comm = hm.Comm(MPI.COMM_WORLD.Dup(), accelerate=True)
+    comm.Allreduce(sent, output)
+    comm.Free()
+    if {of, to} == {"C", "Fortran"}:  # as in MPI
+        assert_same(output.ravel(order="K"), expected.ravel(order="K" if of == "C" else "F"))
+    else:
+        assert_same(np.ascontiguousarray(output), expected)
+
+
 @pytest.mark.parametrize("writeable", [True, False])
 @pytest.mark.parametrize("count", [3, LARGE])
 def test_reductions(comm: Any, count: int, writeable: bool) -> None:

@@ -79,6 +79,11 @@ CASES = {
         "pair.Barrier()",
         r"rank 1 never reached Barrier #1 of 'Split #3 of COMM_WORLD': " + AT + r"<module>, in time.sleep\(1000\)",
     ),
+    "the first reduction of objects, by a function": (  # for which mpi4py duplicates the communicator
+        "time.sleep(1000)",
+        "comm.allreduce(1, op=max)",
+        r"rank 1 never reached allreduce #5 of 'COMM_WORLD'.*: " + AT + r"<module>, in time.sleep\(1000\)",
+    ),
     "a receive without a partner": (
         "comm.Recv(y, source=0, tag=5)",
         "pass",

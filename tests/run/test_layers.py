@@ -13,7 +13,7 @@ from ..launch import WATCHED, run_program
 pytestmark = pytest.mark.serial
 
 PROGRAM = """
-    import sys, time
+    import array, sys, time
     import numpy as np
     from mpi4py import MPI
     comm = MPI.COMM_WORLD
@@ -27,6 +27,11 @@ PROGRAM = """
 RIGHT = """
     comm.Bcast([y, MPI.DOUBLE] if rank else x, root=0)
     comm.Bcast([y, 30_000, MPI.Datatype.Create_contiguous(MPI.DOUBLE, 2).Commit()] if rank else x, root=0)
+    comm.Bcast([x[: 20 * (rank + 1)], np.int64(5)])
+    comm.Bcast([x, (5, rank)])
+    comm.Allreduce([x, [4, 0]] if rank else x[:4], [y, 4])
+    comm.Bcast(array.array("d", x[:9]) if rank else x[:9])
+    assert comm.allreduce(rank, op=max) == size - 1
     comm.Gatherv(x[: 10 + rank], [np.empty(50), [10, 11, 12], None, MPI.DOUBLE] if rank == 0 else None)
     comm.Gather(x if rank else MPI.IN_PLACE, np.empty((size, 60_000)) if rank == 0 else None)
     comm.Reduce(x, y if rank == 1 else None, root=1)
