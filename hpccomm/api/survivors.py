@@ -34,8 +34,8 @@ def shrink_group(
 
     If `group` is the world, the new group becomes the world, which ``group=None`` means from now on. Ranks are
     renumbered from 0 in their old order, and `get_rank` returns the new rank. Groups made from the old world refuse
-    every operation: make them again. If `group` is smaller, its world and the global ranks stay the same. In a world
-    with spares only the world can be shrunk.
+    every operation: make them again. If `group` is smaller, its world and the global ranks stay the same; shrink the
+    world, too, before it is destroyed. In a world with spares only the world can be shrunk.
 
     Operations in flight in the old group end with RankFailedError. Its backends are closed; the new group makes its
     own for the first array. Its node-shared arrays stay readable, but operations on them fail. The call uses
