@@ -244,12 +244,7 @@ def _of_survivors(old: ProcessGroup) -> ProcessGroup:
     def make(comm: Any, members: list[int]) -> None:
         if made:
             made.pop().give_up((), "has never been used, because another rank has died meanwhile")
-        if old.owner is old:
-            made.append(_of_members(old, comm, members))
-        else:
-            ranks = [old.ranks[rank] for rank in members]
-            of_old = old.config, {"timeout": old.timeout, "on_timeout": old.on_timeout}, old.name, old.description
-            made.append(child_of(old.owner, comm, ranks, *of_old, is_duplicated=True))
+        made.append(_world(old, comm, members) if old.owner is old else _child(old, comm, members, is_duplicated=True))
 
     failures.shrink(old.comm, make)
     (new,) = made
@@ -261,7 +256,13 @@ def _of_survivors(old: ProcessGroup) -> ProcessGroup:
     return new
 
 
-def _of_members(old: ProcessGroup, comm: Any, members: list[int]) -> ProcessGroup:
+def _child(old: ProcessGroup, comm: Any, members: list[int], is_duplicated: bool = False) -> ProcessGroup:
+    """Make a group of some ranks of `old`, in its world; each of them calls it."""
+    ranks, limits = [old.ranks[rank] for rank in members], {"timeout": old.timeout, "on_timeout": old.on_timeout}
+    return child_of(old.owner, comm, ranks, old.config, limits, old.name, old.description, is_duplicated)
+
+
+def _world(old: ProcessGroup, comm: Any, members: list[int]) -> ProcessGroup:
     """Make a world of some ranks of the world `old`; each of them calls it."""
     mpi_library.private(comm).Set_name(f"hpccomm {old.name}")
     nodes = tuple(old.nodes[rank] for rank in members)
@@ -279,11 +280,10 @@ def _without(old: ProcessGroup, excluded: list[int]) -> ProcessGroup:
     members = [rank for rank in range(old.size) if rank not in excluded]
     comm = create_group("shrink_group", old, members)
     if old.owner is not old or not is_initialized() or old is not current_world():
-        ranks, limits = [old.ranks[rank] for rank in members], {"timeout": old.timeout, "on_timeout": old.on_timeout}
-        return child_of(old.owner, comm, ranks, old.config, limits, old.name, old.description)
+        return _child(old, comm, members)
     failures.watch(comm, None)
     failures.keep_spare(comm)
-    new = _of_members(old, comm, members)
+    new = _world(old, comm, members)
     old.on_destroy, new.shrunk_from, old.successor = None, old, new
     set_world(new)
     connect(new)
