@@ -41,10 +41,10 @@ def shrink_group(
     own for the first array. Its node-shared arrays stay readable, but operations on them fail. The call uses
     MPIX_Comm_revoke and MPIX_Comm_shrink of ULFM.
 
-    With `ranks_to_exclude`, as in c10d, no rank has died: only the other ranks call it, and the old group and the
-    groups made from it stay usable. If `group` is the world, the new group becomes the world for ``group=None``, and
-    the old world ends with it: excluded ranks destroy the old world at their end if the others destroy the new one. If
-    that raises RankFailedError there, they end without shrink_group.
+    With `ranks_to_exclude`, as in c10d, only the other ranks call it, and no rank need have died. If none has, the old
+    group and the groups made from it stay usable. If `group` is the world, the new group becomes the world for
+    ``group=None``, and the old world ends with it: excluded ranks destroy the old world at their end if the others
+    destroy the new one. If that raises RankFailedError there, they end without shrink_group.
 
     Parameters
     ----------

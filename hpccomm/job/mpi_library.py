@@ -115,10 +115,17 @@ def private(comm: Any, parent: MPI.Intracomm | None = None) -> Any:
 
 
 def part_of(comm: Any, ranks: list[int], tag: int) -> Any:
-    """Return a communicator of some ranks of another one; only these ranks call it (MPI-4.1 §7.4.2)."""
+    """Return a communicator of some ranks of another one; only these ranks call it (MPI-4.1 §7.4.2).
+
+    If ranks may die, it does not use `comm`: Open MPI's MPI_Comm_create_group hangs if another rank of `comm` dies.
+    """
     everyone = comm.Get_group()
     chosen = everyone if ranks == list(range(comm.Get_size())) else everyone.Incl(ranks)
-    created = comm.Create_group(chosen, tag)
+    if failures.is_on():
+        everybody = failures.ranks_in_the_job(comm)
+        created = type(comm).Create_from_group(chosen, f"hpccomm {hash(tuple(everybody[rank] for rank in ranks))}")
+    else:
+        created = comm.Create_group(chosen, tag)
     if chosen is not everyone:
         chosen.Free()
     everyone.Free()
