@@ -6,6 +6,7 @@ Each case is a job of four ranks, of which some kill themselves; each survivor w
 from __future__ import annotations
 
 import json
+import re
 import sys
 import textwrap
 import time
@@ -304,12 +305,13 @@ def test_a_death_that_only_one_survivor_notices_during_the_shrink(level: str, tm
 @survives
 def test_a_death_after_ranks_were_excluded(tmp_path: Path) -> None:
     program = """
+        hc.barrier()
         small = hc.shrink_group([0]) if me else world
-        if me == 3:
-            die()
         try:
             while me:
                 hc.all_reduce(x)
+                if me == 3:
+                    die()
             hc.destroy_process_group()
         except hc.RankFailedError as error:
             seen["ranks"] = error.ranks
@@ -458,10 +460,10 @@ def test_agree_is_the_same_on_all_survivors_while_a_rank_dies(tmp_path: Path) ->
 @survives
 def test_without_a_handler_the_error_ends_the_job(tmp_path: Path) -> None:
     file = tmp_path / "program.py"
-    file.write_text(textwrap.dedent(BEGIN) + "if me == 1:\n    die()\nhc.barrier()\n")
+    file.write_text(textwrap.dedent(BEGIN) + "hc.barrier()\nif me == 1:\n    die()\nhc.barrier()\n")
     ended = launch(3, sys.executable, file, tmp_path, "[]", timeout=60, env={"MPIEXEC_ARGS": "--with-ft ulfm"})
     assert ended.returncode not in (0, 124)
-    assert "RankFailedError: barrier #1 of 'world': rank 1 has died" in ended.stderr
+    assert re.search(r"RankFailedError: barrier #\d of 'world': rank 1 has died", ended.stderr)
 
 
 @survives

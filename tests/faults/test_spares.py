@@ -265,6 +265,7 @@ def test_a_spare_that_dies_is_no_failure_and_the_next_one_is_called(tmp_path: Pa
         (FOLDER / f"pid {PROCESS}").write_text(str(os.getpid()))
         world = hc.init_process_group(spares=2)
         if not world.is_replacement:
+            hc.barrier()
             if PROCESS == 0:
                 die(int((FOLDER / "pid 3").read_text()))
             while not failures._dead():  # until the news have come
@@ -492,6 +493,7 @@ def test_an_exception_on_a_replacement_ends_the_job(tmp_path: Path) -> None:
         world = hc.init_process_group(spares=1)
         if world.is_replacement:
             raise KeyError("mine")
+        hc.barrier()
         if world.rank == 1:
             die()
         wait_for_a_death()
