@@ -422,7 +422,7 @@ class ProcessGroup(Operations, MPI4PyNames):
             steps.append(functools.partial(self.on_destroy, self))
         with ExitStack() as stack:
             for step in reversed(steps):
-                stack.callback(step)
+                stack.callback(failures.call_unless_dead, step, self.comm)
         return warned
 
     def give_up(self, ranks: Sequence[int], refusal: str) -> None:

@@ -195,6 +195,16 @@ class translating:  # contextlib.contextmanager takes 2 us more
                 raise translated(self._operation, error, self._comm) or backend_error(self._operation, error) from error
 
 
+def call_unless_dead(step: Callable[[], Any], comm: MPI.Intracomm | None) -> None:
+    """Call a step of destroy that needs the other ranks; if one has died since all met, only forget `comm`."""
+    try:
+        step()
+    except Exception as error:
+        if comm is None or translated("destroy", error, comm) is None:
+            raise
+        forget(comm)
+
+
 def backend_error(operation: str, error: MPI.Exception) -> DistBackendError:
     """Return a DistBackendError with the text of MPI's error."""
     from mpi4py import MPI

@@ -358,6 +358,32 @@ def test_an_excluded_rank_that_has_died_and_the_larger_world(tmp_path: Path) -> 
         assert seen == {"sum": 3, "again": True, "destroyed": [True, True], "inside": False}
 
 
+@survives
+def test_a_death_after_all_have_met_in_destroy_is_no_error(tmp_path: Path) -> None:
+    program = """
+        from hpccomm.core import ending
+        from hpccomm.job import failures
+
+        def then_one_dies(group, deadline):
+            answer = meet(group, deadline)
+            if me == 1:
+                die()
+            while not failures.dead_ranks(group.comm, is_likely=False):
+                time.sleep(0.01)
+            return answer
+
+        meet, ending.meet = ending.meet, then_one_dies
+        shared = hc.empty_shared(8)
+        hc.all_reduce(x)
+        hc.all_reduce(big, async_op=True).wait()
+        hc.destroy_process_group()
+        seen["state"] = [world.is_destroyed, hc.is_initialized()]
+        write_down()
+        """
+    for seen in run(textwrap.dedent(BEGIN) + textwrap.dedent(program), tmp_path).values():
+        assert seen["state"] == [True, False]
+
+
 UNDER_WAY = """
     folder = FOLDER / "checkpoints"
     half = hc.new_group([0, 1])
