@@ -55,7 +55,9 @@ def run(arguments: argparse.Namespace) -> int:
     step = getattr(arguments, "step", None)
     folders = [arguments.folder, *(local_folder(local, arguments.folder) for local in arguments.local)]
     try:
-        for folder in folders[1:]:
+        for folder, local in zip(folders[1:], arguments.local):
+            if not local.is_dir():
+                raise CheckpointError(f"there is no folder {local} on this node; --local is local= of checkpoint.save")
             check_owner(folder)
         found = [each for folder in folders for each in inspect(folder) if step in (None, each.step)]
         if not found:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
 import importlib
 import os
 import re
@@ -69,6 +70,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # ... | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout at exit
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        if parsed.command == "run" or error.errno != errno.ENOSPC:
+            raise
+        print(f"hpccomm {parsed.command}: {error}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     return status
 
 

@@ -99,9 +99,9 @@ class Operation:
 
     @property
     def arrays(self) -> list[Any]:
-        """The arrays among the arguments, also those in lists and dicts."""
+        """The arrays among the arguments, also those in lists and dicts, but not in Python objects that are sent."""
         arrays: list[Any] = []
-        pending = list(self.arguments.values())
+        pending = [value for name, value in self.arguments.items() if name not in ("obj", "objects")]
         while pending:
             value = pending.pop(0)
             if isinstance(value, dict):

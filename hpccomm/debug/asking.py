@@ -64,7 +64,7 @@ def _asked(arguments: argparse.Namespace, counts: bool) -> tuple[Path, str]:
     folders = [each for each in Path.cwd().glob(f"{PREFIX}*") if each.is_dir()]
     folder = folder or max(folders, key=lambda each: (bool(runs(each, REPORTS)), each.stat().st_mtime), default=None)
     if folder is None:
-        raise Refused(f"no folder given, and there is no {PREFIX}* here")
+        raise Refused(f"no folder given, and there is no {PREFIX}* here; give --pid PID, --job JOB or a folder")
     return folder, ""
 
 
@@ -81,7 +81,7 @@ def ask_process(process: int, counts: bool = False) -> tuple[Path, str]:
             break
         time.sleep(0.1)
     raise Refused(
-        f"process {process} is no rank that can be asked, and none is below it: has it called init_process_group? "
+        f"process {process} has no ranks that answer: has it called init_process_group? "
         "(with one rank, or HPCCOMM_WATCHDOG=0, nothing answers)"
     )
 
@@ -178,11 +178,11 @@ def _act_for_the_owner_of(folder: Path) -> None:
 
 def _folder_of_job(job: str) -> Path:
     command = ["scontrol", "show", "job", job]
-    shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
     # Each WorkDir= begins a line; the job's name and comment, which the user chooses, can't begin one.
-    places = [line.strip().removeprefix("WorkDir=") for line in shown.splitlines() if line.startswith("   WorkDir=")]
+    places = [line.strip().removeprefix("WorkDir=") for line in ended.stdout.splitlines() if line.startswith("   WorkDir=")]
     if len(places) != 1:
-        raise Refused(f"scontrol knows no job {job}; give the folder of its reports")
+        raise Refused(f"scontrol shows no job {job}; give the folder of its reports. {ended.stderr.strip()}")
     return Path(places[0]) / f"{PREFIX}{job.split('.')[0]}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import select
 import signal
@@ -34,15 +35,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     asking.add_arguments(parser)
     parser.add_argument("--once", action="store_true", help="print one screen, after one interval, and end")
     parser.add_argument(
-        "--interval", type=float, default=2.0, metavar="SECONDS", help="time between two screens (default: 2)"
+        "--interval", type=seconds, default=2.0, metavar="SECONDS", help="time between two screens (default: 2)"
     )
     parser.add_argument("--json", action="store_true", help="print each screen as one line of JSON")
+
+
+def seconds(text: str) -> float:
+    """Return a positive number."""
+    if not 0 < (found := float(text)) < math.inf:
+        raise ValueError
+    return found
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Show screens until the user or the job ends; return 2 if no rank answers."""
     if arguments.pid is None and arguments.job is None:
-        print("hpccomm top: which job? --pid or --job says it; a folder alone does not", file=sys.stderr)
+        print("hpccomm top: give the job: --pid PID, or --job JOB", file=sys.stderr)
         return 2
     pause, before = min(max(arguments.interval, SHORTEST), LONGEST), None
     is_live = sys.stdout.isatty() and not (arguments.once or arguments.json)
@@ -58,6 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
                 before = view
     except KeyboardInterrupt:
         return 0
+    except BrokenPipeError:  # ... | head
+        raise
     except (asking.Refused, OSError) as error:
         print(f"hpccomm top: {error}", file=sys.stderr)
         return 2 if before is None else 0

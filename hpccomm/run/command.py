@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--accelerate", action="store_true", help="let hpccomm do large Allreduce, Reduce, Scan ... of NumPy's arrays"
     )
-    parser.add_argument("--log", metavar="FILE", help="write a line for each call; {rank} in its name is the rank's")
+    parser.add_argument("--log", type=file_in_a_folder, metavar="FILE", help="write a line for each call; {rank} in its name is the rank's")
     parser.add_argument(
         "--log-dir",
         type=Path,
@@ -97,6 +97,11 @@ def run(arguments: argparse.Namespace) -> int:
     if place is not None and place.rank is not None:
         errors.set_rank(place.rank)
     rank = (place and place.rank) or 0
+    for name in ("only_ranks", "debugpy", "pdb"):
+        chosen = getattr(arguments, name)
+        if place is not None and place.size is not None and chosen and min(chosen) >= place.size:
+            option = name.replace("_", "-")
+            arguments.parser.error(f"argument --{option}: there is no rank {min(chosen)}; the job has {place.size} ranks")
     _redirect(arguments, rank)
     hook = AbortOnException()
     at_import = AtImport(lambda: _watch(hook, arguments))
@@ -241,7 +246,11 @@ def _register_hooks(arguments: argparse.Namespace) -> None:
     if arguments.log:
         log_operations(arguments.log)
     for name in arguments.hook:
-        late(name)()
+        try:
+            register = late(name)
+        except (ModuleNotFoundError, AttributeError) as error:
+            raise SystemExit(f"hpccomm run: argument --hook {name}: {error}") from error
+        register()
 
 
 def _leave(group: Any, pid: int) -> None:
@@ -263,6 +272,14 @@ def seconds(text: str) -> str:
         is_valid = False
     if not is_valid:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
+    return text
+
+
+def file_in_a_folder(text: str) -> str:
+    """Return the name of a file whose folder exists."""
+    folder = os.path.dirname(text) or "."
+    if "{rank}" not in folder and not os.path.isdir(folder):
+        raise argparse.ArgumentTypeError(f"there is no folder {folder}")
     return text
 
 

@@ -171,6 +171,8 @@ def test_what_is_on_a_node_is_listed_and_verified(
         _, first, second = capsys.readouterr().out.splitlines()
         assert first.split()[:6] == ["10", "folder", "yes", "3", "of", "3"]
         assert second.split()[:6] == ["20", "node", "yes", "2", "of", "3"]
+    assert command("drain", tmp_path / "shared", "--local", tmp_path / "nod") == 2
+    assert f"there is no folder {tmp_path}/nod on this node" in capsys.readouterr().err
     flip(damaged := a_file(local_folder(nodes[0], tmp_path / "shared"), 20, 2), -1)
     assert command("verify", tmp_path / "shared", "--local", nodes[0], "--local", nodes[1]) == 1
     problems = capsys.readouterr().out.splitlines()[4:]

@@ -117,6 +117,8 @@ def test_a_typo_names_the_nearest_and_shows_the_usage_of_that_subcommand(
     [
         *[("run", "--timeout", value) for value in ("abc", "0", "-1", "nan", "inf")],
         ("run", "--hook", "module.function"),
+        ("run", "--log", "/no/such/folder/log"),
+        *[("top --pid 1", "--interval", value) for value in ("abc", "0", "-1", "nan")],
         ("run", "--on-timeout", "stop"),
         *[("run", "--only-ranks", value) for value in ("3-1", "0,", "-1", "1-99999999")],
         ("run", "--pdb", "all"),

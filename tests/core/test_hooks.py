@@ -65,13 +65,15 @@ def test_what_describes_an_operation(process_group: hc.ProcessGroup) -> None:
         hc.all_gather([np.zeros(2) for _ in range(n)], np.zeros(2), async_op=True).wait()
         hc.irecv(np.zeros(1), group_src=0, tag=5).abort()
         hc.barrier()
-    reduce, gather, recv, barrier = noted.begun
+        hc.broadcast_object_list([np.zeros(5)], group_src=0)
+    reduce, gather, recv, barrier, objects = noted.begun
     assert (reduce.group, reduce.device, reduce.async_op) == (process_group, "cpu", False)
     assert (reduce.peer, reduce.op, reduce.nbytes) == (n - 1, hc.ReduceOp.MAX, 12)
     assert (gather.nbytes, len(gather.arrays), gather.async_op, gather.op) == (16 * (n + 1), n + 1, True, None)
     assert (recv.peer, recv.arguments["tag"]) == (0, 5)
     assert isinstance(recv.error, hc.DistError)
     assert (barrier.arrays, barrier.peer, barrier.arguments) == ([], None, {})
+    assert (objects.arrays, objects.nbytes) == ([], 0)  # other ranks have none
     numbers = [each.sequence_number for each in (reduce, gather, barrier)]
     assert numbers == list(range(numbers[0], numbers[0] + 3))
     assert recv.sequence_number == process_group.message_number  # messages are counted apart

@@ -301,8 +301,8 @@ def test_top_ends_with_the_job_or_at_ctrl_c(tmp_path: Path) -> None:
 @pytest.mark.once
 def test_top_needs_a_job(tmp_path: Path) -> None:
     for options, said in (
-        ((), "hpccomm top: which job? --pid or --job says it; a folder alone does not"),
-        (("--pid", str(os.getpid()), "--once"), "is no rank that can be asked"),
+        ((), "hpccomm top: give the job: --pid PID, or --job JOB"),
+        (("--pid", str(os.getpid()), "--once"), "has no ranks that answer"),
     ):
         if not MPI.COMM_WORLD.size > 1 or not options:
             shown = top(*options)

@@ -153,6 +153,23 @@ def test_hooks_that_it_does_not_know_of(tmp_path: Path) -> None:
     assert (said.count("Allreduce 3 SUM 64"), said.count("Bcast 3 None 32"), said.count("Irecv 3 None 32")) == (3, 3, 3)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--hook", "there_is_none:f"), "argument --hook there_is_none:f: No module named 'there_is_none'"),
+        (("--hook", "hpccomm.debug:f"), "argument --hook hpccomm.debug:f: module 'hpccomm.debug' has no attribute 'f'"),
+        (("--only-ranks", "2-3"), "argument --only-ranks: there is no rank 2; the job has 2 ranks"),
+        (("--pdb", "7"), "argument --pdb: there is no rank 7; the job has 2 ranks"),
+    ],
+)
+def test_an_option_that_names_nothing_of_the_job(options: tuple[str, str], said: str, tmp_path: Path) -> None:
+    finished = watched("from mpi4py import MPI\nprint('began')", tmp_path, 2, options=options)
+    assert finished.returncode not in (0, 124)
+    assert said in finished.stderr
+    assert "Traceback" not in finished.stderr
+    assert "began" not in finished.stdout
+
+
 @pytest.mark.parametrize("chained", ["", "before(*error)"])
 def test_the_programs_own_hook_prints_and_the_job_ends(chained: str, tmp_path: Path) -> None:
     hook = f"before, sys.excepthook = sys.excepthook, lambda *error: (print('mine:', error[1]), {chained})"

@@ -35,6 +35,7 @@ class RankTotals:
     collectives: int = 0
     last: int = 0
     delay: float = 0.0
+    longest: float = 0.0  # the longest of these delays
     waited: float = 0.0
 
 
@@ -60,6 +61,7 @@ def by_rank(traces: Sequence[Trace]) -> list[RankTotals]:
     for each in arrivals(traces):
         found[each.last].last += 1
         found[each.last].delay += each.delay
+        found[each.last].longest = max(found[each.last].longest, each.delay)
         for rank in each.records:
             found[rank].collectives += 1
             found[rank].waited += each.wait(rank)
@@ -67,8 +69,11 @@ def by_rank(traces: Sequence[Trace]) -> list[RankTotals]:
 
 
 def straggler(ranks: Sequence[RankTotals]) -> RankTotals | None:
-    """Return the rank that delays others more than three times as long as any other rank, or None."""
+    """Return the rank that delays others more than three times as long as any other rank, or None.
+
+    Each rank's longest delay does not count: one rank often reads the input alone, once.
+    """
     if len(ranks) < 2:
         return None
-    *_, second, worst = sorted(ranks, key=lambda each: each.delay)
-    return worst if worst.delay > 3 * second.delay else None
+    *_, second, worst = sorted(ranks, key=lambda each: each.delay - each.longest)
+    return worst if worst.delay - worst.longest > 3 * (second.delay - second.longest) else None
