@@ -59,10 +59,15 @@ def test_numpys_floating_point_errors_do_not_leave_wait(process_group: hc.Proces
 
 
 def test_arrays_are_views_of_flat_buckets() -> None:
-    buckets = hc.GradientBuckets([np.ones((2, 3)), np.zeros(4), np.arange(2)], bucket_bytes=1000)
+    buckets = hc.GradientBuckets([np.ones((2, 3)), np.zeros(4), np.arange(2)], bucket_bytes=1000, op="sum")
     assert [bucket.size for bucket in buckets.buckets] == [2, 10]  # a bucket for each dtype, the last array first
     assert all(np.shares_memory(buckets.arrays[i], buckets.buckets[1]) for i in (0, 1))
     assert (buckets.arrays[0] == 1).all()
+
+
+def test_an_op_that_the_arrays_do_not_have_is_refused_at_once() -> None:
+    with pytest.raises(TypeError, match=r"GradientBuckets: ReduceOp.AVG is not defined for arrays\[1\]'s dtype int64"):
+        hc.GradientBuckets([np.ones(2), np.arange(2)])
 
 
 @pytest.mark.parametrize(

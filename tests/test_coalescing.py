@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -118,6 +119,35 @@ def test_two_results_in_the_same_memory_need_two_blocks(process_group: hc.Proces
     else:  # one after the other
         collect("sum", "max")
         assert array.tolist() == [float(process_group.size)] * 4
+
+
+@pytest.mark.parametrize("async_ops", [False, True])
+def test_a_result_that_a_later_call_reads_needs_two_blocks(process_group: hc.ProcessGroup, async_ops: bool) -> None:
+    n = process_group.size
+    x, all_of_x, all_of_these = np.ones(2), np.zeros(2 * n), np.zeros(2 * n * n)
+
+    def collect(*pairs: tuple[np.ndarray, np.ndarray]) -> None:
+        with hc.coalescing(async_ops=async_ops) as block:
+            for output, given in pairs:
+                hc.all_gather_single(output, given)
+        if async_ops:
+            block.wait()
+
+    with pytest.raises(ValueError, match=r"^coalescing: \w+\[1\] reads memory that \w+\[0\] writes, .* two blocks"):
+        collect((all_of_x, x), (all_of_these, all_of_x))
+    with pytest.raises(ValueError, match=r"^coalescing: \w+\[0\] reads memory that \w+\[1\] writes, .* two blocks"):
+        collect((all_of_these, all_of_x), (all_of_x, x))
+    with contextlib.ExitStack() as stack:
+        if async_ops:  # otherwise one after the other
+            stack.enter_context(pytest.raises(ValueError, match=r"call\[1\] reads memory that call\[0\] writes"))
+        with hc.coalescing(async_ops=async_ops):
+            hc.all_reduce(x)
+            hc.all_gather_single(all_of_x, x)
+    if not async_ops:
+        assert all_of_x.tolist() == [float(n)] * (2 * n)
+    other = np.zeros(2 * n)
+    collect((all_of_x, x), (other, x))  # both read it
+    assert other.tolist() == all_of_x.tolist() == [x[0]] * (2 * n)
 
 
 def test_an_empty_block(process_group: hc.ProcessGroup) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,17 @@ def test_wait_all() -> None:
     assert (x == BEFORE + 1).all()
     assert (y == SIZE * (SIZE + 1) / 2).all()
     hc.wait_all([])
+    hc.wait_all(deque(hc.isend(mine(), hc.get_rank(), tag=i) for i in range(600)))  # type: ignore[arg-type]
+    for i in range(600):
+        hc.irecv(x, hc.get_rank(), tag=i).wait()
+
+
+def test_wait_all_raises_the_error_of_a_persistent_operation() -> None:
+    with hc.recv_init(np.zeros(3), hc.get_rank()) as receive:
+        receive.start()
+        hc.isend(np.zeros(1), hc.get_rank()).wait()
+        with pytest.raises(hc.DistBackendError, match="the message has 8 bytes, but the array 24"):
+            hc.wait_all([receive])  # type: ignore[list-item]
 
 
 def test_wait_all_waits_for_the_others_where_one_has_failed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 import weakref
@@ -296,6 +297,11 @@ def texts_of_all(call: Any) -> list[str]:
         (lambda: np.zeros((4, 4), int if RANK else float), {}, "the dtypes differ: rank 0 has ['float64'], rank 1"),
         (lambda: np.zeros((4, 4, 1 + RANK)), {}, "the other axes of arrays[0] have sizes (1,) on rank 0 and (2,)"),
         (lambda: [np.zeros((4, 4))] * (1 + RANK), {}, "the number of arrays differ: rank 0 has 1, rank 1 2"),
+        (
+            lambda: np.zeros((4, 4)),
+            {"axes": (1, 0) if RANK == 1 else (0, 1)},
+            "axes differ: rank 0 gives [(0, 1)], rank 1 [(1, 0)",
+        ),
         (lambda: np.zeros((4, 4)), {"corners": RANK == 0}, "corners differ: rank 0 gives True, rank 1 False"),
         (lambda: np.zeros((5, 5)), {"width": 1 + (RANK == 1)}, "widths differ: rank 0 gives ((1, 1), (1, 1)), rank 1"),
     ],
@@ -433,6 +439,14 @@ def test_blocks_without_cells_or_ghosts() -> None:
             halo.start()
             halo.wait()
         assert flat.ravel().tolist() == [0, 1, 2]
+
+
+@several
+def test_a_neighbour_without_cells_along_another_axis_is_noticed() -> None:
+    with hc.new_grid(0, periodic=True) as grid:
+        block = np.zeros((4, 3 * (RANK > 0)))
+        with pytest.raises(hc.DistBackendError) if RANK in (0, 1, SIZE - 1) else contextlib.nullcontext():
+            hc.halo_exchange(block, grid, width=1)
 
 
 @several

@@ -362,6 +362,8 @@ def test_what_can_not_be_shared() -> None:
         hc.empty_shared(3, np.dtype("f8").newbyteorder())
     with pytest.raises(ValueError, match=r"empty_shared: shape is \(2, -1\)"):
         hc.empty_shared((2, -1))
+    with pytest.raises(ValueError, match=r"empty_shared: shape is \(10{30}, 0\): Maximum allowed dimension"):
+        hc.empty_shared((10**30, 0))
     with hc.coalescing(), pytest.raises(NotImplementedError, match=r"empty_shared: can't be collected"):
         hc.empty_shared(3)
 

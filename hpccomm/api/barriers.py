@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from ..core import calls
+from ..core.timeouts import time_to_wait
 from ..core.work import Work
 from .world import member
 
@@ -55,7 +55,7 @@ def barrier(
         if group is None and not async_op and found.dispatcher.fast.barrier():
             return None
         return found.barrier(async_op)
-    seconds = calls.time_to_wait("barrier", timeout)
+    seconds = time_to_wait("barrier", timeout)
     work: Any = found.barrier(True)
     work.info = work.info._replace(timeout=seconds)
     return work if async_op else work.wait() and None

@@ -29,8 +29,8 @@ class coalescing:
     Raises
     ------
     ValueError
-        The group already has an open block (blocks do not nest), an operation inside has ``async_op=True``, or results
-        of operations that start together share memory.
+        The group already has an open block (blocks do not nest), an operation inside has ``async_op=True``, or of
+        operations that start together one writes memory that another reads or writes.
     UnsupportedOperationError
         Another operation of the group is called inside the block.
 

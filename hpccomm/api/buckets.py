@@ -91,6 +91,8 @@ class GradientBuckets:
         self._divisor = None
         if reproducible:
             self._op, self._divisor = ReduceOp.REPRODUCIBLE_SUM, _divisor(op, given, group)
+        elif compression is None:
+            checks.reductions("GradientBuckets", "arrays", given, op)
         self._compression = None if compression is None else np.dtype(compression)
         module = module_of(given[0])
         self._members = _partition([(array.dtype, array.nbytes) for array in given], bucket_bytes)

@@ -6,14 +6,11 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 
-from ..core.calls import time_to_wait
 from ..core.observers import who_is_late
-from ..core.timeouts import as_seconds, pause, pauses
+from ..core.timeouts import as_seconds, pause, pauses, time_to_wait
 from ..core.work import Work
 from ..errors import DistTimeoutError, on_rank
 from ..native import fastpath
-
-WAITED_AT_ONCE = 64  # the most Works that fastpath.wait_all accepts
 
 
 def wait_all(works: Sequence[Work | None], timeout: timedelta | float | None = None) -> None:
@@ -46,12 +43,8 @@ def wait_all(works: Sequence[Work | None], timeout: timedelta | float | None = N
     >>> x  # on rank 2: array([10.])
     array([0.])
     """
-    if timeout is None and fastpath is not None:
-        if fastpath.wait_all(works):
-            return
-        parts = range(0, len(works), WAITED_AT_ONCE)
-        if len(parts) > 1 and all(fastpath.wait_all(works[i : i + WAITED_AT_ONCE]) for i in parts):
-            return
+    if timeout is None and fastpath is not None and fastpath.wait_all(works):
+        return
     deadline = None if timeout is None else time.monotonic() + time_to_wait("wait_all", timeout)
     errors: list[Exception] = []
     for _, work in _pending("wait_all", works):
@@ -60,8 +53,7 @@ def wait_all(works: Sequence[Work | None], timeout: timedelta | float | None = N
         except Exception as error:
             if not work.is_completed():  # the time is up
                 raise
-            if work.exception() is not None:
-                errors.append(error)
+            errors.append(error)
     if errors:
         raise errors[0]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, MutableSequence, Sequence
-from datetime import timedelta
 from operator import itemgetter
 from typing import Any, NoReturn
 
@@ -21,7 +20,6 @@ from .annotations import Arrays, Integer, SplitSizes
 from .arrays import Array
 from .operation_list import OPERATIONS, START, TASK, OperationSpec
 from .options import Membership
-from .timeouts import as_seconds
 
 
 class Call(tuple[str, str, Any, tuple[Any, ...]]):
@@ -163,14 +161,6 @@ def slots(group: Membership, name: str, argument: str, given: Any, is_filled: bo
 # -- the rest ----------------------------------------------------------------------------------------
 
 
-def time_to_wait(name: str, timeout: timedelta | float) -> float:
-    """Accept a time of 0 or more; return it in seconds."""
-    seconds = as_seconds(timeout, f"{name}: timeout")
-    if not seconds >= 0:
-        raise ValueError(f"{name}: timeout is {timeout}; expected 0 or more seconds{on_rank()}")
-    return seconds
-
-
 def new_array(name: str, shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Accept lengths of 0 or more and any dtype that can be communicated; return both."""
     given = shape if isinstance(shape, tuple | list) else (shape,)
@@ -178,6 +168,10 @@ def new_array(name: str, shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dt
     if any(length < 0 for length in lengths):
         raise ValueError(f"{name}: shape is {shape}; a length can't be negative{on_rank()}")
     kind = np.dtype(dtype)
+    try:
+        np.broadcast_to(np.empty((), kind), lengths)
+    except ValueError as error:
+        raise ValueError(f"{name}: shape is {shape}: {error}{on_rank()}") from None
     if not kind.isnative:
         raise TypeError(f"{name}: dtype {kind} has a foreign byte order; give {kind.newbyteorder('=')!r}{on_rank()}")
     checks.writable(name, "the array", np.empty(0, kind))

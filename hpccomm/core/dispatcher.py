@@ -26,6 +26,7 @@ from .backends import Destroyed, LazyBackends
 from .calls import Call
 from .checks import apart
 from .operation_list import CALLED, MESSAGES, OPERATIONS, PEER_AND_TAG, TASK
+from .overlap import read_and_written
 from .reduce_op import ReduceOp
 from .registry import OBJECTS
 from .timeouts import as_seconds
@@ -45,6 +46,7 @@ STEPS_ASIDE = FastPath()
 Recent: TypeAlias = tuple[int, str, Any, int]  # number, name with details, and dtype and bytes of its first array
 MADE = itertools.count()  # numbers the dispatchers
 _dispatchers: set[weakref.ref[Dispatcher]] = set()  # no WeakSet: its methods are Python functions
+_dropped: list[Dispatcher] = []  # the program has dropped their groups, but MPI still uses arrays of theirs
 running_tasks: dict[int, tuple[ProcessGroup, int, Any, float]] = {}  # by thread: group, number, call, start time
 
 
@@ -97,6 +99,10 @@ class Dispatcher:
         self.notes = notes_of(group.name, limit, group.on_timeout)
         self.made = next(MADE)  # orders groups of the same ranks equally on all of them
         _dispatchers.add(weakref.ref(self, _dispatchers.discard))
+
+    def __del__(self, keep: Callable[[Dispatcher], None] = _dropped.append) -> None:
+        if self.in_flight or any(each.is_active for each in self.persistent):
+            keep(self)
 
     # -- operations ------------------------------------------------------------------------------
 
@@ -172,8 +178,12 @@ class Dispatcher:
             self.unasked_bytes += getattr(array, "nbytes", 0)
         if len(self.in_flight) >= REAP_ABOVE or self.unasked_bytes >= REAP_BYTES or work.progress.is_released_at_once:
             self.unasked_bytes = 0
-            self.reap()
-        self.in_flight[work] = None  # after `reap`, which needn't poll a GPU for a Work that has just begun
+            try:
+                self.reap()
+            finally:  # a callback or a signal handler may raise
+                self.in_flight[work] = None
+        else:
+            self.in_flight[work] = None  # after `reap`, which needn't poll a GPU for a Work that has just begun
 
     def set_up(self, call: Call, step: Callable[[], PersistentWork] | None = None) -> PersistentWork:
         """Set up the persistent form of an operation with checked arguments, by its backend or by `step`."""
@@ -424,11 +434,20 @@ class Block:
             self._calls = []  # the program may keep the block for its Work
 
     def _check(self) -> None:
-        """Raise if operations that start together write the same memory; broadcasts write the same values there."""
+        """Raise if operations that start together share memory that one writes; broadcasts write the same values."""
         kinds = [(key[0], list(same)) for key, same in groupby(self._calls, key=_kind)]
         for name, calls in [("call", self._calls)] if self._async_ops else kinds:
-            if name != "broadcast":
-                apart("coalescing", name, [call.arguments[0] for call in calls], "use two blocks")
+            if name == "broadcast":
+                continue
+            written = [call.arguments[0] for call in calls]
+            apart("coalescing", name, written, "use two blocks")
+            read = [call.arguments[_places(call.name)[0][-1]] for call in calls]
+            if (places := read_and_written(read, written)) is not None:
+                one, other = (f"{name}[{i}]" for i in places)
+                raise ValueError(
+                    f"coalescing: {one} reads memory that {other} writes, and they start together; use two blocks"
+                    f"{on_rank()}"
+                )
 
     def _send(self) -> Work | None:
         """Do the collected operations, neighbours of one kind together; return one Work for all."""

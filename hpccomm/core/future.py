@@ -10,7 +10,8 @@ import weakref
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import log_exception, on_rank
+from ..errors import UnsupportedOperationError, log_exception, on_rank
+from ..job import mpi_library
 from . import progress
 from .timeouts import pause, pauses
 
@@ -170,9 +171,16 @@ class WorkFuture(Driven):
     def start(self) -> None:
         """Hand the Work to the progress thread."""
         work = self._work
-        if work is not None and not self.is_driven:
-            self.is_driven = True
-            progress.drive(work)
+        if work is None or self.is_driven:
+            return
+        if not work.progress.any_thread_may_poll and not mpi_library.any_thread_may_call() and not self.done():
+            raise UnsupportedOperationError(
+                "callbacks of Futures need MPI_THREAD_MULTIPLE, which mpi4py asks for unless mpi4py.rc.thread_level "
+                f"says otherwise; wait() and done() work without it{on_rank()}",
+                work.op_type,
+            )
+        self.is_driven = True
+        progress.drive(work)
 
     def drive(self, timeout: float | None) -> float | None:
         """Do the same as Driven; without a time limit, block in the Work."""

@@ -19,6 +19,7 @@ from .generated import GeneratedOperations
 from .late import REDISTRIBUTION, REPRODUCIBLE_SUM, late
 from .reduce_op import SUM, ReduceOp, ReduceOpLike
 from .registry import OBJECTS
+from .timeouts import time_to_wait
 from .work import Work, asynchronous_method
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class Operations(GeneratedOperations):
 
     def monitored_barrier(self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False) -> None:
         """See :func:`hpccomm.monitored_barrier`."""
-        seconds = calls.time_to_wait("monitored_barrier", self.timeout if timeout is None else timeout)
+        seconds = time_to_wait("monitored_barrier", self.timeout if timeout is None else timeout)
         self._step("monitored_barrier", self.any_device(), seconds, bool(wait_all_ranks))
 
     # -- messages --------------------------------------------------------------------------------

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,7 +33,7 @@ address_of = _address_of if fastpath is None else fastpath.address_of
 
 def _own_all_memory(arrays: list[Any]) -> bool:
     """Return True for different host arrays that are no views."""
-    is_known = set(map(type, arrays)) == {np.ndarray} and all(map(attrgetter("flags.owndata"), arrays))
+    is_known = set(map(type, arrays)) == {np.ndarray} and all(map(operator.attrgetter("flags.owndata"), arrays))
     return is_known and len(set(map(id, arrays))) == len(arrays)
 
 
@@ -52,6 +52,20 @@ def common(arrays: list[Any]) -> tuple[int, int] | None:
             if np.shares_memory(hosts[i], hosts[j]):
                 return i, j
         before.append((end, j))
+    return None
+
+
+def read_and_written(inputs: list[Any], outputs: list[Any]) -> tuple[int, int] | None:
+    """Return the places of an input and of another call's output that have common elements, or None; the input of a
+    call in place is its output.
+    """
+    if all(map(operator.is_, inputs, outputs)):
+        return None
+    read, written = (list(map(_at_its_address, each)) for each in (inputs, outputs))
+    for i, is_shared in enumerate(overlapping(*([extent(x, address_of(x)) for x in each] for each in (read, written)))):
+        for j, output in enumerate(written if is_shared else ()):
+            if i != j and np.shares_memory(read[i], output):
+                return i, j
     return None
 
 

@@ -13,7 +13,7 @@ from ..job import failures
 from .calls import Call
 from .observers import who_is_late
 from .operation_list import START
-from .timeouts import as_seconds
+from .timeouts import as_seconds, time_to_wait
 from .work import CompletedWork, Work, is_of_a_signal_handler
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class PersistentWork:
         if timeout is None:
             timeout = self._timeout
         if timeout is not None:
-            deadline = time.monotonic() + as_seconds(timeout)
+            deadline = time.monotonic() + time_to_wait(f"{self.op_type}.wait", timeout)
             while not self._ends(self.poll):
                 if time.monotonic() >= deadline:
                     raise DistTimeoutError(

@@ -32,6 +32,14 @@ def as_seconds(timeout: timedelta | float, what: str = "timeout") -> float:
     return float(timeout)
 
 
+def time_to_wait(name: str, timeout: timedelta | float) -> float:
+    """Accept a time of 0 or more; return it in seconds."""
+    seconds = as_seconds(timeout, f"{name}: timeout")
+    if not seconds >= 0:
+        raise ValueError(f"{name}: timeout is {timeout}; expected 0 or more seconds{on_rank()}")
+    return seconds
+
+
 def keeps_time(function: F) -> F:
     """Mark a function that raises an error by itself after too long a wait."""
     KEEP_TIME.add(function.__code__)

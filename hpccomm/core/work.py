@@ -18,7 +18,7 @@ import numpy as np
 from ..errors import DistError, DistTimeoutError, UnsupportedOperationError, log_exception, on_rank
 from ..job import failures
 from .observers import who_is_late
-from .timeouts import as_seconds, pause, pauses
+from .timeouts import as_seconds, pause, pauses, time_to_wait
 from .work_info import NOT_FOLLOWED
 
 if TYPE_CHECKING:
@@ -164,8 +164,8 @@ class Work:
         while not self.poll():
             pause(next(looks))
 
-    def cancel(self) -> None:
-        """Make the transport give up the operation; return when it no longer uses any buffer."""
+    def cancel(self) -> bool | None:
+        """Make the transport give up the operation, so that it uses no buffer; return False if it completes instead."""
         raise UnsupportedOperationError(
             f"it has begun and can't be taken back (only receives can); wait for it, or end the job with "
             f"ProcessGroup.abort(){on_rank()}",
@@ -197,7 +197,7 @@ class Work:
         if timeout is None:
             timeout = self.info.timeout
         if timeout is not None:
-            self._wait_until(time.monotonic() + as_seconds(timeout), timeout)
+            self._wait_until(time.monotonic() + time_to_wait(f"{self.op_type}.wait", timeout), timeout)
         elif not self._notified:
             self._advance(self.block)
             while self._status is IN_FLIGHT:  # another thread was in it
@@ -305,14 +305,19 @@ class Work:
     def abort(self) -> None:
         """Cancel a pending receive: the Work ends as ABORTED, and the group remains usable.
 
-        MPI can't cancel other operations: UnsupportedOperationError. On a Work that has ended, do nothing.
+        If its message has come already, the receive completes. MPI can't cancel other operations:
+        UnsupportedOperationError. On a Work that has ended, do nothing.
         """
         while self._status is IN_FLIGHT and not self._advance(self._take_back, WorkStatus.ABORTED):
             time.sleep(1e-5)
+        if self._status is IN_FLIGHT:
+            self._advance(self.block)
 
-    def _take_back(self) -> None:
-        self.cancel()
+    def _take_back(self) -> bool:
+        if self.cancel() is False:
+            return False
         self.error = DistError(f"{self.op_type} #{self.sequence_number}: aborted by the program{on_rank()}")
+        return True
 
     def give_up(self, error: Exception, deadline: float) -> None:
         """End as failed with `error`, unless the transport ends the operation before `deadline`."""

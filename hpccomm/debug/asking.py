@@ -180,7 +180,9 @@ def _folder_of_job(job: str) -> Path:
     command = ["scontrol", "show", "job", job]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     # Each WorkDir= begins a line; the job's name and comment, which the user chooses, can't begin one.
-    places = [line.strip().removeprefix("WorkDir=") for line in ended.stdout.splitlines() if line.startswith("   WorkDir=")]
+    places = [
+        line.strip().removeprefix("WorkDir=") for line in ended.stdout.splitlines() if line.startswith("   WorkDir=")
+    ]
     if len(places) != 1:
         raise Refused(f"scontrol shows no job {job}; give the folder of its reports. {ended.stderr.strip()}")
     return Path(places[0]) / f"{PREFIX}{job.split('.')[0]}"

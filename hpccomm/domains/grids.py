@@ -73,7 +73,7 @@ def new_grid(
     ------
     ValueError
         The product of `dims` is not the number of ranks (the message names shapes that fit), `periodic` or `names` does
-        not have one item per axis, or a name is given twice.
+        not have one item per axis, a name is given twice, or this process is not in `group`.
     TypeError
         An item of `dims` is not an integer, or an item of `names` is not a string.
     DistError
@@ -283,6 +283,8 @@ class Grid(ProcessGroup):
         if not -self.ndim <= number < self.ndim:
             raise ValueError(f"{self!r} has no axis {number}; expected 0 to {self.ndim - 1}{on_rank()}")
         return number % self.ndim
+
+    __iter__ = __contains__ = None  # Python would try 0, 1, 2 ...
 
     def __getitem__(self, axes: Integer | str | tuple[Integer | str, ...]) -> Grid:
         chosen = tuple(self.axis(axis) for axis in (axes if isinstance(axes, tuple) else (axes,)))

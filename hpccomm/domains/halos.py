@@ -271,8 +271,12 @@ class Halo(NamedTuple):
                 (self._beside(back), self._cells(back, are_own=False), of_ghosts),
             ):
                 if peer is not None:
-                    parts += [(peer, i, where) for i, where in enumerate(cells) if self.views[i][where].size]
+                    parts += [(peer, i, where) for i, where in enumerate(cells) if self._has_width(i, where, direction)]
         return sends, receives
+
+    def _has_width(self, array: int, where: tuple[slice, ...], direction: Direction) -> bool:
+        """Whether there is a message, of 0 bytes if other axes are empty: they may not be so on the other rank."""
+        return all(where[axis].start < where[axis].stop for axis, step in zip(self.axes[array], direction) if step)
 
     def _beside(self, direction: Direction) -> int | None:
         return self.grid.at(tuple(map(sum, zip(self.grid.coords, direction))))
@@ -303,6 +307,7 @@ class Halo(NamedTuple):
         ]
         dtypes = [str(view.dtype) for view in self.views]
         alike = {"dtypes": dtypes, "devices": self.device, "widths": self.widths, "corners": self.corners}
+        alike["axes"] = list(self.axes)
         return {"own": self.own(), "others": others, **alike}
 
     def fault(self, facts: Sequence[dict[str, Any]]) -> str:
@@ -312,7 +317,7 @@ class Halo(NamedTuple):
             for what, of in (("number of arrays", len), ("dtypes", list)):
                 if of(other["dtypes"]) != of(first["dtypes"]):
                     return f"the {what} differ: rank 0 has {of(first['dtypes'])}, rank {rank} {of(other['dtypes'])}"
-            for what in ("devices", "widths", "corners"):
+            for what in ("devices", "widths", "corners", "axes"):
                 if other[what] != first[what]:
                     return f"{what} differ: rank 0 gives {first[what]}, rank {rank} {other[what]}"
         for rank in range(self.grid.size):

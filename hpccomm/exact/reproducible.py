@@ -85,7 +85,7 @@ def reproducible_sum(array: Array, axis: Integer | Sequence[Integer] | None = No
     for part in _real_parts(values):
         sums.append(ExactRows(1, ANYTHING, ranks))
         sums[-1].add(part.ravel("K")[None])
-    return _rounded(sums, values.dtype, group)
+    return _rounded(name, sums, values.dtype, group, ranks)
 
 
 def reproducible_dot(x: Array, y: Array, group: Group | None = None) -> Any:
@@ -141,7 +141,7 @@ def reproducible_dot(x: Array, y: Array, group: Group | None = None) -> Any:
         sums[0].add_products(left[1], right[1], is_subtracted=True)
         sums[1].add_products(left[0], right[1])
         sums[1].add_products(left[1], right[0])
-    return _rounded(sums, a.dtype, group)
+    return _rounded(name, sums, a.dtype, group, ranks)
 
 
 def reproducible_norm(x: Array, group: Group | None = None) -> Any:
@@ -181,7 +181,7 @@ def reproducible_norm(x: Array, group: Group | None = None) -> Any:
     for part in _real_parts(values):
         flat = part.ravel("K")
         total.add_products(flat, flat)
-    return _rounded([total], real_dtype(values.dtype), group, of_roots=True)
+    return _rounded("reproducible_norm", [total], real_dtype(values.dtype), group, ranks, of_roots=True)
 
 
 def _host(operation: str, argument: str, array: Array) -> Any:
@@ -227,11 +227,22 @@ def _over_ranks(integers: Any, group: Group | None) -> Any:
     return integers
 
 
-def _rounded(sums: Sequence[ExactRows], dtype: np.dtype[Any], group: Group | None, of_roots: bool = False) -> Any:
+def _rounded(
+    operation: str,
+    sums: Sequence[ExactRows],
+    dtype: np.dtype[Any],
+    group: Group | None,
+    ranks: int,
+    of_roots: bool = False,
+) -> Any:
     """Add all ranks' `sums`, one for each part of a number of `dtype`, in one message; return the rounded number."""
-    memories = _over_ranks(np.stack([each.memory for each in sums]), group)
-    for each, memory in zip(sums, memories):
-        each.memory[...] = memory
+    code = zlib.crc32(dtype.str.encode()) >> 12  # 20 bits: the codes are equal if the sum of their squares is the least
+    flat = np.concatenate([*(each.memory.ravel() for each in sums), [code, code * code]], dtype=np.int64)
+    *digits, total, squares = np.split(_over_ranks(flat, group), np.cumsum([each.memory.size for each in sums] + [1]))
+    if total[0] != ranks * code or squares[0] != ranks * code * code:
+        raise ValueError(f"{operation}: the dtype is {dtype} here, but another on another rank{on_rank()}")
+    for each, memory in zip(sums, digits, strict=True):
+        each.memory[...] = memory.reshape(each.memory.shape)
     return np.concatenate([each.rounded(real_dtype(dtype), of_roots) for each in sums]).view(dtype)[0]
 
 

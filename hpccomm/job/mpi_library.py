@@ -105,6 +105,14 @@ def _is_cuda_aware() -> bool:
     return asked_of_the_library().is_proven
 
 
+@functools.cache
+def any_thread_may_call() -> bool:
+    """Return whether MPI has been initialised with MPI_THREAD_MULTIPLE."""
+    from mpi4py import MPI
+
+    return MPI.Query_thread() == MPI.THREAD_MULTIPLE
+
+
 def private(comm: Any, parent: MPI.Intracomm | None = None) -> Any:
     """Set up a new communicator of hpccomm: MPI's errors are exceptions; see `Watched` for `parent`."""
     from mpi4py import MPI

@@ -146,11 +146,10 @@ class ObjectReceive(Work):
         self.came = self.message.load()
         return True
 
-    def cancel(self) -> None:
-        """Cancel the receive; if its message has come, it completes."""
+    def cancel(self) -> bool:
+        """Cancel the receive; return False if its message has come: it completes."""
         self._receives.remove(self)
-        if self.message is not None:
-            self.block()
+        return self.message is None
 
 
 class ObjectSend(Work):

@@ -109,10 +109,12 @@ class ReceiveWork(MPIWork):
             wait_for([self._request], [self._message])
         self.source = check_length("", self._message, self._nbytes)
 
-    def cancel(self) -> None:
-        """Cancel the receive (MPI_Cancel); if it is matched already, it completes."""
+    def cancel(self) -> bool:
+        """Cancel the receive (MPI_Cancel); return False if it is matched already: it completes (MPI-4.1 §3.8.4)."""
         self._request.Cancel()
-        super().block()
+        self._message = MPI.Status()
+        wait_for([self._request], [self._message])
+        return self._message.Is_cancelled()
 
 
 class ExchangeWork(MPIWorks):
@@ -224,8 +226,8 @@ def check_length(operation: str, status: MPI.Status, expected: int) -> int:
 def wrong_length(operation: str, nbytes: int, expected: int) -> DistBackendError:
     """Return the error of a message that was shorter than its array."""
     return DistBackendError(
-        f"the message has {nbytes} bytes, but the array {expected}; only its first part was written. Send and receive "
-        f"arrays of one dtype and size{on_rank()}",
+        f"the message has {nbytes} bytes, but the array {expected}; at most its first part was written. Send and "
+        f"receive arrays of one dtype and size{on_rank()}",
         operation,
     )
 

@@ -258,11 +258,15 @@ cdef class FastPath(Sparse):
             self.unasked >= max(REAP_EVERY, size // 4) or self.oldest().ob_refcnt == 1
         ):
             self.unasked = self.unasked_bytes = 0
-            if self.has_dropped():
-                while self.forgets_oldest():
-                    pass
-                self.dispatcher.reap()
-        self.in_flight[work] = None
+            try:
+                if self.has_dropped():
+                    while self.forgets_oldest():
+                        pass
+                    self.dispatcher.reap()
+            finally:  # a callback or a signal handler may raise
+                self.in_flight[work] = None
+        else:
+            self.in_flight[work] = None
         return 0
 
     cdef bint has_dropped(self) noexcept:

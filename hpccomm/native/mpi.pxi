@@ -17,6 +17,7 @@ cdef struct Library:  # first the functions, in the order of MPI_FUNCTIONS
     int (*test)(Handle*, int*, void*) noexcept nogil
     int (*iprobe)(int, int, Handle, int*, void*) noexcept nogil
     int (*cancel)(Handle*) noexcept nogil
+    int (*test_cancelled)(const void*, int*) noexcept nogil
     int (*barrier)(Handle) noexcept nogil
     int (*ibcast)(void*, int, Handle, int, Handle, Handle*) noexcept nogil
     int (*ibarrier)(Handle, Handle*) noexcept nogil
@@ -40,7 +41,7 @@ cdef struct Library:  # first the functions, in the order of MPI_FUNCTIONS
 MPI_FUNCTIONS = (
     "MPI_Bcast", "MPI_Allreduce", "MPI_Iallreduce", "MPI_Reduce", "MPI_Allgather", "MPI_Alltoall",
     "MPI_Reduce_scatter_block", "MPI_Send", "MPI_Recv", "MPI_Isend", "MPI_Irecv", "MPI_Sendrecv", "MPI_Wait", "MPI_Test",
-    "MPI_Iprobe", "MPI_Cancel", "MPI_Barrier", "MPI_Ibcast", "MPI_Ibarrier", "MPI_Get_elements",
+    "MPI_Iprobe", "MPI_Cancel", "MPI_Test_cancelled", "MPI_Barrier", "MPI_Ibcast", "MPI_Ibarrier", "MPI_Get_elements",
     "MPI_Comm_create_keyval", "MPI_Comm_set_attr", "MPI_Win_unlock_all", "MPI_Win_free",
 )
 

@@ -139,7 +139,7 @@ cdef class Pending:
 
     def cancel(self):
         """See Work.cancel; only receives can be cancelled."""
-        cdef int code
+        cdef int code, is_cancelled = 0
         if self.expected < 0:
             work_cancel(self)
         if not self.is_done:
@@ -147,10 +147,13 @@ cdef class Pending:
                 code = mpi.cancel(&self.request)
                 if code == 0:
                     code = wait_for(&self.request, self.message)
-            self.is_done = True
-            note_end(self.entry, True)
+                if code == 0:
+                    code = mpi.test_cancelled(self.message, &is_cancelled)
+            self.code, self.is_done = code, True
+            self.took = note_end(self.entry, code != 0 or is_cancelled != 0)
             if code:
                 raise exception_of(code)
+        return is_cancelled != 0
 
 
 cdef struct Waited:
@@ -164,15 +167,25 @@ cdef struct Waited:
 
 def wait_all(given):
     """Wait for Works of the fast path, skipping None; return False if Work.wait has to be called for each."""
-    cdef Waited[WAITED] waited
     cdef list works = list(given)  # keeps them: other threads may change the program's list
+    cdef Py_ssize_t first
+    for first in range(0, PyList_GET_SIZE(works), WAITED):
+        if not wait_some(works, first, min(first + WAITED, PyList_GET_SIZE(works))):
+            return False
+    return True
+
+
+cdef bint wait_some(list works, Py_ssize_t first, Py_ssize_t last) except -1:
+    """Do the same for WAITED Works at most."""
+    cdef Waited[WAITED] waited
     cdef Py_ssize_t i, n = 0
-    cdef bint is_ordinary = PyList_GET_SIZE(works) <= WAITED
+    cdef bint is_ordinary = True
     cdef unsigned long thread = PyThread_get_thread_ident()
     cdef Pending work
-    for each in works:
+    for i in range(first, last):
         if not is_ordinary:
             break
+        each = works[i]
         if each is None or isinstance(each, Pending) and (<Pending>each)._notified and (<Pending>each)._status is COMPLETED:
             continue
         is_ordinary = (isinstance(each, Pending) and (<Pending>each).timeout is None and (<Pending>each).is_ordinary())

@@ -55,7 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--accelerate", action="store_true", help="let hpccomm do large Allreduce, Reduce, Scan ... of NumPy's arrays"
     )
-    parser.add_argument("--log", type=file_in_a_folder, metavar="FILE", help="write a line for each call; {rank} in its name is the rank's")
+    parser.add_argument(
+        "--log",
+        type=in_a_folder,
+        metavar="FILE",
+        help="write a line for each call; {rank} in its name is the rank's",
+    )
     parser.add_argument(
         "--log-dir",
         type=Path,
@@ -101,7 +106,9 @@ def run(arguments: argparse.Namespace) -> int:
         chosen = getattr(arguments, name)
         if place is not None and place.size is not None and chosen and min(chosen) >= place.size:
             option = name.replace("_", "-")
-            arguments.parser.error(f"argument --{option}: there is no rank {min(chosen)}; the job has {place.size} ranks")
+            arguments.parser.error(
+                f"argument --{option}: there is no rank {min(chosen)}; the job has {place.size} ranks"
+            )
     _redirect(arguments, rank)
     hook = AbortOnException()
     at_import = AtImport(lambda: _watch(hook, arguments))
@@ -275,7 +282,7 @@ def seconds(text: str) -> str:
     return text
 
 
-def file_in_a_folder(text: str) -> str:
+def in_a_folder(text: str) -> str:
     """Return the name of a file whose folder exists."""
     folder = os.path.dirname(text) or "."
     if "{rank}" not in folder and not os.path.isdir(folder):

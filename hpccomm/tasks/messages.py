@@ -6,6 +6,7 @@ calls in the order of their arrival, so calls need no numbers.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import traceback
@@ -52,9 +53,10 @@ class Call:
 
 
 def _short(argument: Any) -> str:
-    if isinstance(argument, bool | int | float | complex | str | None):
-        text = repr(argument)
-        return text if len(text) <= LONGEST_ARGUMENT else f"{text[: LONGEST_ARGUMENT - 3]}..."
+    with contextlib.suppress(Exception):  # a long int has no text
+        if isinstance(argument, bool | int | float | complex | str | None):
+            text = repr(argument)
+            return text if len(text) <= LONGEST_ARGUMENT else f"{text[: LONGEST_ARGUMENT - 3]}..."
     return type(argument).__name__
 
 
@@ -104,12 +106,14 @@ def failure_of(error: BaseException) -> Failure:
 
 def error_of(failure: Failure, call: object, rank: int) -> BaseException:
     """Return a worker's exception, with the worker's traceback as its cause; `rank` is the worker's."""
+    cause = RemoteTraceback(f'\n"""\nrank {rank}, in {call}:\n{failure.traceback.rstrip()}\n"""')
     try:
-        error = pkl5.pickle.loads(failure.pickled)
-    except Exception:
+        error: BaseException = pkl5.pickle.loads(failure.pickled)
+        error.__cause__ = cause
+    except Exception:  # a frozen dataclass refuses the cause
         error = DistError(
-            f"{call} on rank {rank} raised {failure.text}; the exception itself can't be pickled, so this one stands "
+            f"{call} on rank {rank} raised {failure.text}; the exception itself can't be passed on, so this one stands "
             f"for it{on_rank()}"
         )
-    error.__cause__ = RemoteTraceback(f'\n"""\nrank {rank}, in {call}:\n{failure.traceback.rstrip()}\n"""')
-    return error  # type: ignore[no-any-return]
+        error.__cause__ = cause
+    return error

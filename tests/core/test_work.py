@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 import hpccomm as hc
 from hpccomm.core import progress
@@ -170,6 +171,65 @@ def test_abort_takes_a_receive_back_and_the_group_goes_on(process_group: hc.Proc
     hc.isend(np.ones(4), me, tag=9).wait()
     later.wait()
     assert message.tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize("is_strided", [False, True])
+def test_abort_of_a_receive_whose_message_has_come_completes_it(
+    process_group: hc.ProcessGroup, is_strided: bool
+) -> None:
+    me = process_group.rank
+    sent = hc.isend(np.ones(4), me, tag=9)
+    while not process_group.comm.Iprobe(me, 9):
+        pass
+    message = np.zeros((4, 2))[:, 0] if is_strided else np.zeros(4)
+    work = hc.irecv(message, me, tag=9)
+    work.abort()
+    assert (work.status, work.exception(), message.tolist()) == (hc.WorkStatus.COMPLETED, None, [1.0] * 4)
+    assert work.source_rank() == me
+    sent.wait()
+
+
+def test_a_dropped_group_keeps_the_arrays_of_its_operations(process_group: hc.ProcessGroup) -> None:
+    def receive(comm: MPI.Intracomm) -> tuple[weakref.ref[Any], weakref.ref[Any]]:
+        one, other = np.zeros(3), np.zeros(3)
+        group = hc.ProcessGroup.from_comm(comm)
+        group.irecv(one, 0, tag=1)
+        persistent = hc.ProcessGroup.from_comm(comm).recv_init(other, 0, tag=2)
+        persistent.start()
+        return weakref.ref(one), weakref.ref(other)
+
+    arrays = receive(MPI.COMM_SELF)
+    gc.collect()
+    assert all(array() is not None for array in arrays)
+
+
+def test_a_work_is_followed_although_an_earlier_ones_callback_raises(
+    process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raises() -> None:
+        raise KeyboardInterrupt
+
+    me, group = process_group.rank, hc.new_group(use_local_synchronization=True, ranks=[process_group.rank])
+    assert isinstance(group, hc.ProcessGroup)
+    for _ in range(100):
+        group.irecv(np.zeros(1), 0, tag=1)  # dropped
+    monkeypatch.setattr(group.dispatcher, "reap", raises)
+    for strided in (False, True):
+        for tag in range(2, 200):
+            array = np.zeros((5, 2))[:, 0] if strided else np.zeros(5)
+            try:
+                group.irecv(array, 0, tag=tag)
+            except KeyboardInterrupt:
+                break
+        else:
+            pytest.fail("nobody called reap")
+        kept = weakref.ref(array if array.base is None else array.base)
+        del array
+        gc.collect()
+        assert kept() is not None, me
+    for work in list(group.dispatcher.in_flight):
+        work.abort()
+    group.destroy()
 
 
 def test_abort_of_what_mpi_cannot_take_back_is_refused(process_group: hc.ProcessGroup) -> None:
@@ -423,7 +483,7 @@ def test_awaiting_a_failed_operation_raises_its_error(process_group: hc.ProcessG
     async def program(form: str) -> None:
         work = hc.irecv(np.zeros(2), me)
         hc.isend(np.zeros(1), me).wait()  # too short
-        with pytest.raises(hc.DistBackendError, match="only its first part was written"):
+        with pytest.raises(hc.DistBackendError, match="at most its first part was written"):
             await (work if form == "work" else work.get_future())
 
     for form in ("work", "future"):
@@ -520,8 +580,11 @@ def test_a_future_can_not_be_cancelled(process_group: hc.ProcessGroup) -> None:
 @pytest.mark.parametrize("timeout", ["x", [], True, np.zeros(2)])
 def test_a_timeout_is_a_time(process_group: hc.ProcessGroup, timeout: Any) -> None:
     work = hc.barrier(async_op=True)
-    with pytest.raises(TypeError, match=r"timeout is .*; expected a timedelta or a number of seconds"):
+    with pytest.raises(TypeError, match=r"barrier.wait: timeout is .*; expected a timedelta or a number of seconds"):
         work.wait(timeout)
+    for wrong in (float("nan"), -1):
+        with pytest.raises(ValueError, match=f"barrier.wait: timeout is {wrong}; expected 0 or more seconds"):
+            work.wait(wrong)
     assert work.wait(np.float32(60))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import itertools
 import math
 import threading
@@ -72,6 +73,13 @@ class TwoArguments(Exception):
 
     def __init__(self, what: str, where: str) -> None:
         super().__init__(f"{what} in {where}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frozen(Exception):
+    """It takes no cause."""
+
+    code: int
 
 
 class Unloadable:
@@ -269,6 +277,11 @@ def test_what_cannot_be_pickled_is_an_error_that_says_so() -> None:
                 executor.submit(raises, TwoArguments, "salt", "soup"),
                 hc.DistError,
                 "raised .*TwoArguments: salt in soup",
+            ),
+            (
+                executor.submit(raises, Frozen, 10**5000),
+                hc.DistError,
+                r"raises\(type, int\) on rank \d raised .*Frozen",
             ),
         ]
         for future, kind, text in cases:
