@@ -1,7 +1,7 @@
 #!/bin/bash
-# Dependency chain: three jobs, each of which goes on with the training where the one before has ended.
+# Three dependent jobs; each continues the training of the previous one.
 #     bash slurm/chain.sh
-# It submits slurm/train_digits.sbatch three times; afterok lets a job begin when the one before has succeeded.
+# It submits slurm/train_digits.sbatch three times; afterok lets a job begin when the previous one has succeeded.
 set -euo pipefail
 
 options=(--checkpoint "checkpoints-chain-$$" --require-accuracy 0)

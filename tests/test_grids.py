@@ -309,6 +309,8 @@ def test_nodes_of_different_sizes_keep_the_order() -> None:
         ({"dims": (1.0, 1)}, TypeError, "expected an integer"),
         ({"dims": (0, 0), "periodic": (True,)}, ValueError, "expected a bool, or 2 of them"),
         ({"dims": (0, 0), "periodic": (1, 0)}, ValueError, "expected a bool, or 2 of them"),
+        ({"dims": (0, 0), "periodic": 1}, ValueError, "periodic is 1; expected a bool, or 2 of them"),
+        ({"dims": 0, "names": 5}, TypeError, "names are 5; expected 1 strings"),
         ({"dims": (0, 0), "names": ("x",)}, ValueError, "expected 2, each once"),
         ({"dims": (0, 0), "names": ("x", "x")}, ValueError, "expected 2, each once"),
         ({"dims": (0, 0), "names": (0, 1)}, TypeError, "expected 2 strings"),

@@ -353,6 +353,7 @@ def test_without_init_the_rank_of_an_empty_block_says_so(shape: tuple[int, int],
         ({"width": 1.0}, TypeError, "expected an integer"),
         ({"width": 3}, ValueError, "has 4 cells along axis 0, fewer than its 3 + 3 ghosts"),
         ({"axes": (0, 0)}, ValueError, "axes are (0, 0)"),
+        ({"axes": 0}, ValueError, "axes are (0,), of an array with 2 dimensions; expected 2"),
         ({"axes": (0, 2)}, ValueError, "expected 2 of them, one for each axis of the grid"),
     ],
 )

@@ -382,7 +382,9 @@ def size(text: str) -> int:
     """Return a number of bytes for a text such as 8, 64K, 4M or 1GB."""
     number = text.strip().lower().removesuffix("b").removesuffix("i")
     unit = number[-1:] if number[-1:] in ("k", "m", "g") else ""
-    return int(float(number[: len(number) - len(unit)]) * UNITS[unit])
+    with contextlib.suppress(ValueError, OverflowError):
+        return int(float(number[: len(number) - len(unit)]) * UNITS[unit])
+    raise argparse.ArgumentTypeError(f"{text!r} is not a size, such as 8, 64K, 4M or 1G")
 
 
 def dtype(text: str) -> np.dtype[Any]:
@@ -408,20 +410,19 @@ def contenders(text: str) -> list[str]:
     return names
 
 
-def _number(name: str, kind: Callable[[str], N], allowed: Callable[[N], bool]) -> Callable[[str], N]:
-    """Return an argparse type for numbers; argparse's error messages contain `name`."""
+def _number(words: str, kind: Callable[[str], N], allowed: Callable[[N], bool]) -> Callable[[str], N]:
+    """Return an argparse type for numbers, which `words` describe in errors."""
 
     def read(text: str) -> N:
-        number = kind(text)
-        if not allowed(number):
-            raise ValueError(text)
-        return number
+        with contextlib.suppress(ValueError):
+            if allowed(number := kind(text)):
+                return number
+        raise argparse.ArgumentTypeError(f"{text!r} is not {words}")
 
-    read.__name__ = name
     return read
 
 
-positive = _number("positive", int, lambda number: number > 0)
-count = _number("count", int, lambda number: number >= 0)
-factor = _number("factor", int, lambda number: number > 1)
-seconds = _number("seconds", float, lambda number: number > 0)
+positive = _number("a positive integer", int, lambda number: number > 0)
+count = _number("an integer of 0 or more", int, lambda number: number >= 0)
+factor = _number("an integer of 2 or more", int, lambda number: number > 1)
+seconds = _number("a positive number of seconds", float, lambda number: number > 0)

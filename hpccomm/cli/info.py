@@ -148,7 +148,7 @@ def _in_words(place: Placement) -> str:
 
 def _cupy(gpu: bool) -> Iterator[Fact]:
     if importlib.util.find_spec("cupy") is None:
-        yield "CuPy", f"no: it is not installed; {INSTALL_CUPY}"
+        yield "CuPy", f"no: it is not installed; for GPU arrays {INSTALL_CUPY}"
         yield "NCCL", "no: it comes with CuPy"
         yield "GPUs", "not to be seen without CuPy"
         return

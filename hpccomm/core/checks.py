@@ -131,6 +131,11 @@ def one_for_each_rank(
     return device, views
 
 
+def one_or_more(given: Any) -> Any:
+    """Return the items of a sequence or NumPy array; anything else is one item."""
+    return given if isinstance(given, (Sequence, np.ndarray)) else (given,)
+
+
 def apart(operation: str, argument: str, outputs: list[Any], remedy: str = _SEPARATE, columns: int = 0) -> None:
     """Raise if two arrays have common elements: one result would replace the other.
 

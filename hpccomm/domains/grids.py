@@ -222,7 +222,7 @@ class Grid(ProcessGroup):
 
         Raise ValueError if there is not one coordinate per axis, or if one is outside the grid along another axis.
         """
-        place = [checks.integer("rank_of: a coordinate", each) for each in coords]
+        place = [checks.integer("rank_of: a coordinate", each) for each in checks.one_or_more(coords)]
         if len(place) != self.ndim:
             raise ValueError(f"rank_of: coords are {tuple(place)}; expected {self.ndim}, one for each axis{on_rank()}")
         rank = self.at(place)
@@ -437,8 +437,7 @@ def _layout(
     size: int, dims: Integer | Sequence[Integer], periodic: bool | Sequence[bool], names: Sequence[str] | None
 ) -> Layout:
     """Check the arguments and return the layout of a grid of `size` ranks."""
-    rows = dims if isinstance(dims, (Sequence, np.ndarray)) else (dims,)
-    given = tuple(checks.integer("new_grid: a number of dims", each) for each in rows)
+    given = tuple(checks.integer("new_grid: a number of dims", each) for each in checks.one_or_more(dims))
     if not 1 <= len(given) <= MOST_AXES or min(given) < 0:
         raise ValueError(
             f"new_grid: dims are {given}; expected 1 to {MOST_AXES} numbers, 0 for one to choose{on_rank()}"
@@ -451,10 +450,10 @@ def _layout(
             f"choose{on_rank()}"
         )
     chosen = tuple(mpi_library.load().Compute_dims(size, list(given)))
-    wraps = (periodic,) * len(given) if isinstance(periodic, (bool, np.bool_)) else tuple(periodic)
+    wraps = (periodic,) * len(given) if isinstance(periodic, (bool, np.bool_)) else tuple(checks.one_or_more(periodic))
     if len(wraps) != len(given) or not all(isinstance(each, (bool, np.bool_)) for each in wraps):
         raise ValueError(f"new_grid: periodic is {periodic!r}; expected a bool, or {len(given)} of them{on_rank()}")
-    called = None if names is None else tuple(names)
+    called = None if names is None else tuple(checks.one_or_more(names))
     if called is not None:
         if not all(isinstance(each, str) for each in called):
             raise TypeError(f"new_grid: names are {names!r}; expected {len(given)} strings{on_rank()}")

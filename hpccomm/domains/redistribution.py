@@ -326,7 +326,7 @@ def checked(
 
 def _box(name: str, argument: str, given: Slices) -> Box:
     box = []
-    for each in [given] if isinstance(given, slice) else given:
+    for each in checks.one_or_more(given):
         if not isinstance(each, slice) or each.step not in (None, 1) or each.stop is None:
             raise TypeError(f"{name}: {argument} has {each!r}; expected slices with a start and a stop{on_rank()}")
         start = 0 if each.start is None else checks.integer(f"{name}: a start of {argument}", each.start)

@@ -209,7 +209,7 @@ def _axes(operation: str, axis: Integer | Sequence[Integer] | None, dimensions: 
     """Return the axes as sorted, non-negative numbers."""
     if axis is None:
         return tuple(range(dimensions))
-    given = [checks.integer(f"{operation}: axis", each) for each in (axis if isinstance(axis, Sequence) else (axis,))]
+    given = [checks.integer(f"{operation}: axis", each) for each in checks.one_or_more(axis)]
     axes = {each % dimensions for each in given if -dimensions <= each < dimensions}
     if len(axes) < len(given):
         raise ValueError(

@@ -168,7 +168,7 @@ def different_call(name: str, rank: int) -> DistBackendError:
     calls, where = ("calls", "") if rank >= 0 else ("called", ", in the collective before this one")
     return DistBackendError(
         f"rank {max(rank, -1 - rank)} of the group {calls} another operation, or with another op, dtype, size or root"
-        f"{where}; what the arrays have now is not defined. HPCCOMM_DEBUG=DETAIL says what each rank calls{on_rank()}",
+        f"{where}; the arrays are undefined; run with HPCCOMM_DEBUG=DETAIL to compare the calls{on_rank()}",
         name,
     )
 

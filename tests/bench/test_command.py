@@ -223,8 +223,9 @@ REFUSED = {
     "nothing": "there is no operation 'nothing'; hpccomm bench --list shows",
     "--op max --dtype complex64": "--op max has no meaning for complex64",
     "-b 16 -e 8": "0 < begin <= end",
-    "-f 1": "argument -f/--factor: invalid factor value: '1'",
-    "--budget nan": "argument --budget: invalid seconds value: 'nan'",
+    "-e 64X": "argument -e/--end: '64X' is not a size, such as 8, 64K, 4M or 1G",
+    "-f 1": "argument -f/--factor: '1' is not an integer of 2 or more",
+    "--budget nan": "argument --budget: 'nan' is not a positive number of seconds",
     "--json /nowhere/result.json": "No such file or directory",
 }
 

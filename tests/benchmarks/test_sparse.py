@@ -68,7 +68,7 @@ def test_a_run() -> None:
     [
         (1, [], "this needs at least 2 ranks: mpiexec -n 2"),
         (2, ["-b", "16", "-e", "8"], "error: the sizes begin with 16 and end with 8; expected 0 < begin <= end"),
-        (2, ["-f", "1"], "error: argument -f/--factor: invalid factor value: '1'"),
+        (2, ["-f", "1"], "error: argument -f/--factor: '1' is not an integer of 2 or more"),
     ],
 )
 def test_what_cannot_be_measured_is_said_once(ranks: int, arguments: list[str], error: str) -> None:

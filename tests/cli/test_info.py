@@ -77,7 +77,7 @@ def test_mpi_is_described_as_it_is(no_cupy: None) -> None:
 @pytest.mark.serial
 def test_without_cupy_it_says_what_to_install(no_cupy: None) -> None:
     found = facts()
-    assert found["CuPy"] == "no: it is not installed; pip install 'hpccomm[cuda13]' (or [cuda12])"
+    assert found["CuPy"] == "no: it is not installed; for GPU arrays pip install 'hpccomm[cuda13]' (or [cuda12])"
     assert found["NCCL"].startswith("no: ")
 
 

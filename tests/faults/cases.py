@@ -46,8 +46,8 @@ FAULTS: dict[str, tuple[str, str]] = {
     "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL); time.sleep(9)", ""),
     "SIGSEGV": ("os.kill(os.getpid(), signal.SIGSEGV); time.sleep(9)", ""),
     "SIGSTOP": ("os.kill(os.getpid(), signal.SIGSTOP)", "{late}.*its process is stopped"),
-    "sleeps for ever": ("time.sleep(600)", r"{late}.*it is in the program at .*program\.py:\d+ in fault"),
-    "computes for ever": ("while True: pass", r"{late}.*it is in the program at .*program\.py:\d+ in fault"),
+    "sleeps forever": ("time.sleep(600)", r"{late}.*it is in the program at .*program\.py:\d+ in fault"),
+    "computes forever": ("while True: pass", r"{late}.*it is in the program at .*program\.py:\d+ in fault"),
 }
 
 # The operation in which the other ranks are, and the words of the verdict for it.

@@ -473,7 +473,7 @@ def situations() -> Iterator[Case]:
         body = f"world = hc.init_process_group()\nhc.all_reduce(np.ones(10))\n{code}\n"
         fault = "exception, and stderr is closed"
         yield Case(fault, how, f"{body}if r == 1: 1 / 0\nhc.all_reduce(np.ones(10))", "", lost="the job and its words")
-        fault = "sleeps for ever, and stderr is closed"
+        fault = "sleeps forever, and stderr is closed"
         yield Case(
             fault,
             how,
@@ -540,7 +540,7 @@ def situations() -> Iterator[Case]:
 
     late, names = (
         r"rank 1 never reached all_reduce #1 of 'world'.*: it is in the program at .*",
-        "sleeps for ever, and ",
+        "sleeps forever, and ",
     )
     sleeps = COMES_LATE.format(then="", late="time.sleep(600)")
     for what, body in (
@@ -575,4 +575,4 @@ def situations() -> Iterator[Case]:
     said = "1 message was sent to this rank and never received"
     yield ok("-W error, a message that nobody receives", "", WARNED + CHECK, said, env={"PYTHONWARNINGS": "error"})
     yield ok("quick groups, for longer than the time limit", "", QUICK_GROUPS + CHECK, timeout=TIMEOUT)
-    yield Case("sleeps for ever", "and the others wait for a Future", WAITS_FOR_A_FUTURE, late)
+    yield Case("sleeps forever", "and the others wait for a Future", WAITS_FOR_A_FUTURE, late)
