@@ -146,7 +146,10 @@ def test_a_result_that_a_later_call_reads_needs_two_blocks(process_group: hc.Pro
     if not async_ops:
         assert all_of_x.tolist() == [float(n)] * (2 * n)
     other = np.zeros(2 * n)
-    collect((all_of_x, x), (other, x))  # both read it
+    mine = all_of_these[2 * process_group.rank :][:2]
+    mine[...] = x
+    collect((all_of_x, x), (other, x), (all_of_these[: 2 * n], mine))  # two read x; the last is in place
+    assert all_of_these[: 2 * n].tolist() == all_of_x.tolist()
     assert other.tolist() == all_of_x.tolist() == [x[0]] * (2 * n)
 
 

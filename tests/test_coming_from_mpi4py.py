@@ -116,6 +116,9 @@ def test_wait_all() -> None:
     many += [hc.isend(np.zeros(1), AFTER, tag=i) for i in range(600)]
     hc.wait_all(many)  # type: ignore[arg-type]
     assert all(work.is_completed() for work in many)
+    strided = hc.irecv(np.zeros((2, 2))[:, 0], BEFORE)
+    hc.wait_all(iter([strided, hc.isend(mine(), AFTER)]))  # type: ignore[arg-type]
+    assert strided.is_completed()
 
 
 def test_wait_all_raises_the_error_of_a_persistent_operation() -> None:

@@ -355,6 +355,18 @@ def test_more_memory_than_a_node_has(process_group: Group, monkeypatch: pytest.M
         hc.empty_shared(1000)
 
 
+def test_more_memory_than_a_process_can_have() -> None:
+    group, _ = hc.new_subgroups(1)
+    with pytest.raises(
+        MemoryError, match=r"ranks of a node need 8000000000000000 bytes, which this process can't have"
+    ):
+        hc.empty_shared(10**15, group=group)
+
+
+def test_a_dtype_with_a_shape() -> None:
+    assert hc.empty_shared(3, ("f8", (2,))).shape == (3, 2)  # type: ignore[arg-type]
+
+
 def test_what_can_not_be_shared() -> None:
     with pytest.raises(TypeError, match="empty_shared: the array holds Python objects"):
         hc.empty_shared(3, object)

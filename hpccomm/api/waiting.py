@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from ..core.observers import who_is_late
 from ..core.timeouts import as_seconds, pause, pauses, time_to_wait
-from ..core.work import Work
+from ..core.work import Work, is_of_a_signal_handler
 from ..errors import DistTimeoutError, on_rank
 from ..native import fastpath
 
@@ -43,6 +43,7 @@ def wait_all(works: Sequence[Work | None], timeout: timedelta | float | None = N
     >>> x  # on rank 2: array([10.])
     array([0.])
     """
+    works = list(works)
     if timeout is None and fastpath is not None and fastpath.wait_all(works):
         return
     deadline = None if timeout is None else time.monotonic() + time_to_wait("wait_all", timeout)
@@ -51,7 +52,7 @@ def wait_all(works: Sequence[Work | None], timeout: timedelta | float | None = N
         try:
             work.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
         except Exception as error:
-            if not work.is_completed():  # the time is up
+            if not work.is_completed() or is_of_a_signal_handler(error):  # the time is up
                 raise
             errors.append(error)
     if errors:

@@ -169,7 +169,7 @@ def new_array(name: str, shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dt
         raise ValueError(f"{name}: shape is {shape}; a length can't be negative{on_rank()}")
     kind = np.dtype(dtype)
     try:
-        np.broadcast_to(np.empty((), kind), lengths)
+        np.broadcast_to(np.empty((), f"V{kind.itemsize}"), lengths)
     except ValueError as error:
         raise ValueError(f"{name}: shape is {shape}: {error}{on_rank()}") from None
     if not kind.isnative:

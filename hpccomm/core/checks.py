@@ -132,8 +132,8 @@ def one_for_each_rank(
 
 
 def one_or_more(given: Any) -> Any:
-    """Return the items of a sequence or NumPy array; anything else is one item."""
-    return given if isinstance(given, (Sequence, np.ndarray)) else (given,)
+    """Return an iterable object; anything else is one item."""
+    return given if np.iterable(given) else (given,)
 
 
 def apart(operation: str, argument: str, outputs: list[Any], remedy: str = _SEPARATE, columns: int = 0) -> None:

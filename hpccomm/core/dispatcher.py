@@ -45,8 +45,9 @@ REFERENCES = 3  # to a Work that the program has dropped: `in_flight`, a variabl
 STEPS_ASIDE = FastPath()
 Recent: TypeAlias = tuple[int, str, Any, int]  # number, name with details, and dtype and bytes of its first array
 MADE = itertools.count()  # numbers the dispatchers
-_dispatchers: set[weakref.ref[Dispatcher]] = set()  # no WeakSet: its methods are Python functions
-_dropped: list[Dispatcher] = []  # the program has dropped their groups, but MPI still uses arrays of theirs
+# Each group's operations in flight, and persistent ones, which keep the group alive: MPI uses their arrays. No
+# WeakKeyDictionary: its methods are Python functions.
+_dispatchers: dict[weakref.ref[Dispatcher], tuple[dict[Work, None], list[PersistentWork]]] = {}
 running_tasks: dict[int, tuple[ProcessGroup, int, Any, float]] = {}  # by thread: group, number, call, start time
 
 
@@ -98,11 +99,7 @@ class Dispatcher:
         self.timeout = limit if group.on_timeout == "raise" else None
         self.notes = notes_of(group.name, limit, group.on_timeout)
         self.made = next(MADE)  # orders groups of the same ranks equally on all of them
-        _dispatchers.add(weakref.ref(self, _dispatchers.discard))
-
-    def __del__(self, keep: Callable[[Dispatcher], None] = _dropped.append) -> None:
-        if self.in_flight or any(each.is_active for each in self.persistent):
-            keep(self)
+        _dispatchers[weakref.ref(self, _dispatchers.pop)] = self.in_flight, self.persistent
 
     # -- operations ------------------------------------------------------------------------------
 
@@ -504,7 +501,7 @@ def batch(messages: Sequence[tuple[Dispatcher, Call]]) -> list[Work]:
 
 def all_dispatchers() -> list[Dispatcher]:
     """Return the dispatchers of all groups of this process."""
-    living = [each() for each in _dispatchers.copy()]  # another thread may make a group meanwhile
+    living = [each() for each in list(_dispatchers)]  # another thread may make a group meanwhile
     return [each for each in living if each is not None]
 
 

@@ -56,15 +56,24 @@ def common(arrays: list[Any]) -> tuple[int, int] | None:
 
 
 def read_and_written(inputs: list[Any], outputs: list[Any]) -> tuple[int, int] | None:
-    """Return the places of an input and of another call's output that have common elements, or None; the input of a
-    call in place is its output.
+    """Return the places of an input and of another call's output that have common elements, or None.
+
+    The outputs are apart. The input of a call in place is its output, or a part of it.
     """
-    if all(map(operator.is_, inputs, outputs)):
+    if all(map(operator.is_, inputs, outputs)) or _are_all_apart([*outputs, *inputs]):
         return None
-    read, written = (list(map(_at_its_address, each)) for each in (inputs, outputs))
-    for i, is_shared in enumerate(overlapping(*([extent(x, address_of(x)) for x in each] for each in (read, written)))):
-        for j, output in enumerate(written if is_shared else ()):
-            if i != j and np.shares_memory(read[i], output):
+    from bisect import bisect_left  # late: `import hpccomm` imports this file
+
+    hosts = list(map(_at_its_address, outputs))
+    written = sorted((*extent(each, address_of(each)), j) for j, each in enumerate(hosts) if each.size)
+    ends = [*accumulate((end for _, end, _ in written), max)]
+    for i, each in enumerate(map(_at_its_address, inputs)):
+        start, end = extent(each, address_of(each))
+        k = bisect_left(written, (end,))
+        while k and ends[k - 1] > start:
+            k -= 1
+            j = written[k][2]
+            if i != j and np.shares_memory(each, hosts[j]):
                 return i, j
     return None
 

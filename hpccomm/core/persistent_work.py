@@ -128,8 +128,9 @@ class PersistentWork:
             deadline = time.monotonic() + time_to_wait(f"{self.op_type}.wait", timeout)
             while not self._ends(self.poll):
                 if time.monotonic() >= deadline:
+                    after = f" after {as_seconds(timeout):g} s" if timeout else ""
                     raise DistTimeoutError(
-                        f"{self.op_type}: not done after {as_seconds(timeout):g} s; it is still in flight{on_rank()}"
+                        f"{self.op_type}: not done{after}; it is still in flight{on_rank()}"
                         + (who_is_late() if timeout == self._timeout else "")
                     )
                 time.sleep(0)

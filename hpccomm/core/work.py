@@ -213,10 +213,11 @@ class Work:
         while not self.has_ended():
             if time.monotonic() >= deadline:
                 self.has_timed_out = self.progress.can_be_left and timeout == self.info.timeout
+                after = f" after {as_seconds(timeout):g} s" if timeout else ""
                 raise DistTimeoutError(
-                    f"{self.op_type} #{self.sequence_number}: not done after {as_seconds(timeout):g} s; it is still in "
-                    "flight, and the timeout has passed. Has every rank of the group made the matching "
-                    f"call?{on_rank()}" + (who_is_late() if timeout == self.info.timeout else "")
+                    f"{self.op_type} #{self.sequence_number}: not done{after}; it is still in flight, and the timeout "
+                    f"has passed. Has every rank of the group made the matching call?{on_rank()}"
+                    + (who_is_late() if timeout == self.info.timeout else "")
                 )
             self.make_progress()
             pause(next(looks))
@@ -310,8 +311,8 @@ class Work:
         """
         while self._status is IN_FLIGHT and not self._advance(self._take_back, WorkStatus.ABORTED):
             time.sleep(1e-5)
-        if self._status is IN_FLIGHT:
-            self._advance(self.block)
+        while self._status is IN_FLIGHT and not self._advance(self.block):
+            time.sleep(1e-5)
 
     def _take_back(self) -> bool:
         if self.cancel() is False:

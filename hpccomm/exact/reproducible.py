@@ -237,12 +237,11 @@ def _rounded(
 ) -> Any:
     """Add all ranks' `sums`, one for each part of a number of `dtype`, in one message; return the rounded number."""
     code = zlib.crc32(dtype.str.encode()) >> 12  # 20 bits: the codes are equal if the sum of their squares is the least
-    flat = np.concatenate([*(each.memory.ravel() for each in sums), [code, code * code]], dtype=np.int64)
-    *digits, total, squares = np.split(_over_ranks(flat, group), np.cumsum([each.memory.size for each in sums] + [1]))
-    if total[0] != ranks * code or squares[0] != ranks * code * code:
+    flat = _over_ranks(np.append([each.memory for each in sums], (code, code * code)), group)
+    if flat[-2] != ranks * code or flat[-1] != ranks * code * code:
         raise ValueError(f"{operation}: the dtype is {dtype} here, but another on another rank{on_rank()}")
-    for each, memory in zip(sums, digits, strict=True):
-        each.memory[...] = memory.reshape(each.memory.shape)
+    for each, memory in zip(sums, flat[:-2].reshape(len(sums), *sums[0].memory.shape)):
+        each.memory[...] = memory
     return np.concatenate([each.rounded(real_dtype(dtype), of_roots) for each in sums]).view(dtype)[0]
 
 

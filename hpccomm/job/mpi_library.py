@@ -131,7 +131,8 @@ def part_of(comm: Any, ranks: list[int], tag: int) -> Any:
     chosen = everyone if ranks == list(range(comm.Get_size())) else everyone.Incl(ranks)
     if failures.is_on():
         everybody = failures.ranks_in_the_job(comm)
-        created = type(comm).Create_from_group(chosen, f"hpccomm {hash(tuple(everybody[rank] for rank in ranks))}")
+        name = f"hpccomm {tag} {hash(tuple(everybody[rank] for rank in ranks))}"
+        created = type(comm).Create_from_group(chosen, name)
     else:
         created = comm.Create_group(chosen, tag)
     if chosen is not everyone:

@@ -277,7 +277,7 @@ class SharedArrays:
         """Return the shapes on this node; raise on every rank if dtypes differ or a node lacks memory."""
         shapes, sizes = zip(*self._node.allgather((shape, nbytes)))
         needed = sum(sizes)
-        refusal = why_no_room(needed) if self._node.size > 1 else ""
+        refusal = why_no_room(needed) if self._node.size > 1 else why_no_memory(needed)
         wishes = self._comm.allgather((dtype, needed, refusal))
         for rank, (other, _, _) in enumerate(wishes):
             if other != wishes[0][0]:
@@ -287,9 +287,7 @@ class SharedArrays:
                 )
         for _, needed, refusal in wishes:
             if refusal:
-                raise MemoryError(
-                    f"empty_shared: the ranks of a node need {needed} bytes in {SHM_DIRECTORY}, {refusal}{on_rank()}"
-                )
+                raise MemoryError(f"empty_shared: the ranks of a node need {needed} bytes{refusal}{on_rank()}")
         return shapes
 
     def fence(self, array: Any) -> None:
@@ -477,12 +475,12 @@ def why_no_room(nbytes: int) -> str:
     and the first store beyond the free memory would end the process with SIGBUS.
     """
     if Window.alive >= MOST_WINDOWS:
-        return f"where this process has {Window.alive} windows already; destroy groups, or free what *_init has made"
+        return f", but this process has {Window.alive} windows already; destroy groups, or free what *_init has made"
     free = free_bytes()
     if free is None:
         return ""
     if nbytes > free:
-        return f"where {free} are free; {ENLARGE}"
+        return f" in {SHM_DIRECTORY}, where {free} are free; {ENLARGE}"
     try:
         file = os.open(SHM_DIRECTORY, os.O_TMPFILE | os.O_RDWR)
         try:
@@ -491,7 +489,16 @@ def why_no_room(nbytes: int) -> str:
         finally:
             os.close(file)
     except OSError as error:  # a limit of the process, a quota, a read-only mount
-        return f"where this process can't have them ({error.strerror}); {ENLARGE}"
+        return f" in {SHM_DIRECTORY}, where this process can't have them ({error.strerror}); {ENLARGE}"
+    return ""
+
+
+def why_no_memory(nbytes: int) -> str:
+    """Return the reason against a window of `nbytes` of the only rank of a node, or ""."""
+    try:
+        mmap.mmap(-1, max(nbytes, PAGE_BYTES)).close()
+    except (OSError, OverflowError, ValueError) as error:
+        return f", which this process can't have ({error})"
     return ""
 
 

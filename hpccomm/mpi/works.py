@@ -111,9 +111,10 @@ class ReceiveWork(MPIWork):
 
     def cancel(self) -> bool:
         """Cancel the receive (MPI_Cancel); return False if it is matched already: it completes (MPI-4.1 §3.8.4)."""
-        self._request.Cancel()
-        self._message = MPI.Status()
-        wait_for([self._request], [self._message])
+        if self._request:  # null if this was interrupted
+            self._message = MPI.Status()
+            self._request.Cancel()
+            wait_for([self._request], [self._message])
         return self._message.Is_cancelled()
 
 

@@ -147,12 +147,12 @@ cdef class Pending:
                 code = mpi.cancel(&self.request)
                 if code == 0:
                     code = wait_for(&self.request, self.message)
-                if code == 0:
-                    code = mpi.test_cancelled(self.message, &is_cancelled)
             self.code, self.is_done = code, True
-            self.took = note_end(self.entry, code != 0 or is_cancelled != 0)
-            if code:
-                raise exception_of(code)
+        if self.code == 0:  # also if a signal handler has interrupted the first call
+            self.code = mpi.test_cancelled(self.message, &is_cancelled)
+        self.took = note_end(self.entry, self.code != 0 or is_cancelled != 0)
+        if self.code:
+            raise exception_of(self.code)
         return is_cancelled != 0
 
 

@@ -256,6 +256,9 @@ def _register_hooks(arguments: argparse.Namespace) -> None:
         try:
             register = late(name)
         except (ModuleNotFoundError, AttributeError) as error:
+            module, _, function = name.partition(":")
+            if error.name != function and not f"{module}.".startswith(f"{error.name}."):  # of the module itself
+                raise
             raise SystemExit(f"hpccomm run: argument --hook {name}: {error}") from error
         register()
 

@@ -189,6 +189,16 @@ def test_abort_of_a_receive_whose_message_has_come_completes_it(
     sent.wait()
 
 
+@pytest.mark.parametrize("array", [np.zeros(0), np.zeros(4), np.zeros((4, 2))[:, 0]])
+def test_abort_goes_on_where_a_signal_handler_has_interrupted_it(
+    process_group: hc.ProcessGroup, array: np.ndarray
+) -> None:
+    work = hc.irecv(array, process_group.rank, tag=9)
+    work.cancel()
+    work.abort()
+    assert work.status is hc.WorkStatus.ABORTED
+
+
 def test_a_dropped_group_keeps_the_arrays_of_its_operations(process_group: hc.ProcessGroup) -> None:
     def receive(comm: MPI.Intracomm) -> tuple[weakref.ref[Any], weakref.ref[Any]]:
         one, other = np.zeros(3), np.zeros(3)

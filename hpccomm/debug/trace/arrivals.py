@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from ...core.operation_list import START
 from ..records import Record
@@ -38,6 +39,11 @@ class RankTotals:
     longest: float = 0.0  # the longest of these delays
     waited: float = 0.0
 
+    @property
+    def steady(self) -> float:
+        """The seconds it delayed others, without the longest delay: one rank often reads the input alone, once."""
+        return self.delay - self.longest
+
 
 def arrivals(traces: Sequence[Trace]) -> list[Arrival]:
     """Return the collectives that every rank of their group has recorded and completed."""
@@ -69,11 +75,8 @@ def by_rank(traces: Sequence[Trace]) -> list[RankTotals]:
 
 
 def straggler(ranks: Sequence[RankTotals]) -> RankTotals | None:
-    """Return the rank that delays others more than three times as long as any other rank, or None.
-
-    Each rank's longest delay does not count: one rank often reads the input alone, once.
-    """
+    """Return the rank whose `steady` delay is more than three times as long as any other rank's, or None."""
     if len(ranks) < 2:
         return None
-    *_, second, worst = sorted(ranks, key=lambda each: each.delay - each.longest)
-    return worst if worst.delay - worst.longest > 3 * (second.delay - second.longest) else None
+    *_, second, worst = sorted(ranks, key=attrgetter("steady"))
+    return worst if worst.steady > 3 * second.steady else None

@@ -83,7 +83,7 @@ def ranks(traces: Sequence[Trace]) -> str:
         share = 100 * slow.last / slow.collectives
         lines.append(
             f"rank {slow.rank} is the straggler: without it the collectives would have begun "
-            f"{milliseconds(slow.delay)} ms earlier in all; it was the last to come to {share:.0f} % of them"
+            f"{milliseconds(slow.steady)} ms earlier in all; it was the last to come to {share:.0f} % of them"
         )
     errors = [trace.clock_error for trace in traces if trace.clock_error is not None]
     if len(errors) < len(traces):

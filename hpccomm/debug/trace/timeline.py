@@ -154,7 +154,7 @@ def page_data(traces: Sequence[Trace], found: History) -> dict[str, Any]:
         "late": f"{1e6 * _late(start, end):.0f}",
         "lines": found.lines,
         "culprits": found.culprits,
-        "straggler": None if slow is None else {"rank": slow.rank, "ms": round(1e3 * slow.delay, 3)},
+        "straggler": None if slow is None else {"rank": slow.rank, "ms": round(1e3 * slow.steady, 3)},
     }
 
 
