@@ -43,7 +43,7 @@ def wait_all(works: Sequence[Work | None], timeout: timedelta | float | None = N
     >>> x  # on rank 2: array([10.])
     array([0.])
     """
-    works = list(works)
+    works = list(works)  # another thread may change the program's list
     if timeout is None and fastpath is not None and fastpath.wait_all(works):
         return
     deadline = None if timeout is None else time.monotonic() + time_to_wait("wait_all", timeout)

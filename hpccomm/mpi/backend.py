@@ -21,7 +21,7 @@ from ..core.reduce_op import ReduceOp
 from ..core.timeouts import MAIN
 from ..core.work import Work, both
 from ..errors import on_rank
-from ..job import failures, tags
+from ..job import failures, mpi_library, tags
 from . import reductions
 from .datatypes import LARGEST_COUNT, accumulation_dtype, as_bytes, message, parts
 from .fast_path import KEPT_BYTES, RUN_BYTES, MPIFastPath, make_fast_path
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from .shared_memory import SharedArrays, Window
 
 IN_PLACE = MPI.IN_PLACE
-THREAD_MULTIPLE = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+THREAD_MULTIPLE = mpi_library.any_thread_may_call()
 
 
 class MPIBackend(Backend):

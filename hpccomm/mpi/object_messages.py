@@ -18,6 +18,7 @@ from mpi4py import MPI
 from mpi4py.util import pkl5
 
 from ..core.work import Progress, Work
+from ..job import mpi_library
 from .datatypes import message as typed
 from .works import MPIWork
 
@@ -114,7 +115,7 @@ class ObjectReceive(Work):
     """One receive; `finish` is called with the object."""
 
     translate_error = MPIWork.translate_error
-    progress = Progress(can_be_left=True, needs_polling=MPI.Query_thread() == MPI.THREAD_MULTIPLE)
+    progress = Progress(can_be_left=True, needs_polling=mpi_library.any_thread_may_call())
 
     def __init__(
         self, receives: Receives, source: int | None, tag: int, finish: Callable[[Any], None] | None = None

@@ -24,6 +24,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ..core.work import STATE_LOCK, Progress, Work, is_of_a_signal_handler
+from ..job import mpi_library
 from ..job.tags import SPARSE, SPARSE_TURNS
 from .datatypes import as_bytes, message
 from .layout import send_buffer
@@ -62,7 +63,7 @@ class SparseExchange(Work):
 
     translate_error = MPIWork.translate_error
     # large arrays are received after their sizes have been seen
-    progress = Progress(needs_polling=MPI.Query_thread() == MPI.THREAD_MULTIPLE)
+    progress = Progress(needs_polling=mpi_library.any_thread_may_call())
 
     def __init__(
         self,

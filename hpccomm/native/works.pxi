@@ -165,9 +165,8 @@ cdef struct Waited:
     int code
 
 
-def wait_all(given):
+def wait_all(list works):
     """Wait for Works of the fast path, skipping None; return False if Work.wait has to be called for each."""
-    cdef list works = list(given)  # keeps them: other threads may change the program's list
     cdef Py_ssize_t first
     for first in range(0, PyList_GET_SIZE(works), WAITED):
         if not wait_some(works, first, min(first + WAITED, PyList_GET_SIZE(works))):

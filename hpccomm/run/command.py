@@ -56,10 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--accelerate", action="store_true", help="let hpccomm do large Allreduce, Reduce, Scan ... of NumPy's arrays"
     )
     parser.add_argument(
-        "--log",
-        type=in_a_folder,
-        metavar="FILE",
-        help="write a line for each call; {rank} in its name is the rank's",
+        "--log", type=in_a_folder, metavar="FILE", help="write a line for each call; {rank} in its name is the rank's"
     )
     parser.add_argument(
         "--log-dir",

@@ -18,7 +18,7 @@ from mpi4py.util import pkl5
 
 from ..core.timeouts import as_seconds, pause, pauses
 from ..errors import DistBackendError, DistTimeoutError, RankFailedError, log_exception, on_rank
-from ..job import failures
+from ..job import failures, mpi_library
 from .messages import TAG, Call, Outcome, Stop, error_of
 from .task import Task, TaskFuture
 
@@ -69,7 +69,7 @@ class Scheduler:
         self._looking = threading.Lock()
         self._news = threading.Event()
         self.is_over = threading.Event()  # all workers but late ones have been released
-        self.has_thread = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+        self.has_thread = mpi_library.any_thread_may_call()
         if self.has_thread:
             self._thread = threading.Thread(target=self._run, name="hpccomm-executor", daemon=True)
             self._thread.start()
