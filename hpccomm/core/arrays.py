@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..errors import on_rank
+from ..native import fastpath
 from .late import GPU_RUNTIME, late
 
 Array: TypeAlias = Any
@@ -19,6 +20,9 @@ BUILT_IN_DEVICES = ("cpu", "cuda", "rocm")
 
 # DLDeviceType (dlpack.h): pinned memory belongs to the host, managed memory to the GPU.
 _DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 10: "rocm", 11: "cpu", 13: "cuda"}
+# DLDataTypeCode of each kind of values, by NumPy's letter, and NumPy's sizes in bytes
+_DLPACK_KINDS = {"i": (0, (1, 2, 4, 8)), "u": (1, (1, 2, 4, 8)), "f": (2, (2, 4, 8)), "c": (5, (8, 16)), "b": (6, (1,))}
+_BFLOAT = 4
 
 _INSTEAD = "for a number: hpccomm.all_reduced(x), or x = np.array(x); for other Python objects: the *_object functions"
 # Attributes of ndarray subclasses (astropy's Masked and Quantity, unyt's arrays) that give the numbers their meaning
@@ -31,7 +35,8 @@ _BESIDE_THE_BUFFER = {
 }
 _PLACES_OF_MPI4PY = ("InPlaceType", "BottomType")
 _predicates: dict[str, Callable[[object], bool]] = {}
-# The devices of CuPy's array types, filled only while no predicate is registered; the fast paths read it too.
+# The devices of CuPy's array types, and "" for PyTorch's, whose tensors can be on any; filled only while no predicate
+# is registered. The fast paths read it too.
 device_of_type: dict[type, str] = {}
 
 
@@ -115,7 +120,7 @@ def locate(operation: str, argument: str, array: Array) -> tuple[str, Any]:
     if type(array) is np.ndarray:
         return "cpu", array
     device = device_of_type.get(type(array))
-    if device is not None:
+    if device:
         return device, array
     for name, predicate in _predicates.items():
         if predicate(array):
@@ -211,6 +216,8 @@ def _gpu_view(array: Any) -> Any:
 
     The program's own backends may support arrays that CuPy can't view; hpccomm's backends raise an error for them.
     """
+    if not _predicates and type(array) in look_at_tensors(sys.modules.get("torch")):
+        device_of_type[type(array)] = ""
     try:
         return late(GPU_RUNTIME)().as_array(array)
     except Exception:
@@ -245,6 +252,23 @@ def bits_of_torch(tensor: Any) -> tuple[Any, Any]:
 
     torch = sys.modules["torch"]
     return tensor.view(torch.int16 if name == "bfloat16" else torch.uint8), np.dtype(getattr(ml_dtypes, name))
+
+
+@functools.cache
+def look_at_tensors(torch: Any) -> tuple[type, ...]:
+    """Let the compiled extension look at PyTorch's tensors, and return their types; () if one of both can't."""
+    if fastpath is None or not hasattr(getattr(torch, "Tensor", None), "__dlpack_c_exchange_api__"):
+        return ()
+    dtypes = (np.dtype(f"{kind}{size}") for kind, (_, sizes) in _DLPACK_KINDS.items() for size in sizes)
+    numbers = {(dlpack_code(dtype), 8 * dtype.itemsize): dtype.num for dtype in dtypes}
+    types = torch.Tensor, torch.nn.Parameter
+    fastpath.set_up_tensors(types, numbers)
+    return types
+
+
+def dlpack_code(dtype: Any) -> int:
+    """Return DLPack's code (DLDataTypeCode) of the kind of a dtype's values; -1 for kinds that NCCL has not."""
+    return _BFLOAT if dtype.name == "bfloat16" else _DLPACK_KINDS.get(dtype.kind, (-1,))[0]
 
 
 def _host_view(array: Any) -> Any:

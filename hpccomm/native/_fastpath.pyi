@@ -91,7 +91,7 @@ class Halves:
 FUNCTIONS: tuple[str, ...]
 
 def set_up_gpu(
-    array: type, memory: type, devices: dict[type, str], rows: dict[Any, tuple[int, int, int, dict[int, int]]],
+    array: type, memory: type, devices: dict[type, str], rows: dict[Any, tuple[int, int, int, int, dict[int, int]]],
     ops: dict[Any, int],
 ) -> None: ...  # fmt: skip
 def set_up_gpu_works(work: type, describe: Callable[[Any, int], Any]) -> None: ...

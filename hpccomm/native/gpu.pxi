@@ -1,4 +1,4 @@
-# GPU arrays: locks that C takes, the functions of CUDA and NCCL, and arrays by CuPy's own getters.
+# GPU arrays: locks that C takes, the functions of CUDA and NCCL, arrays by CuPy's own getters, PyTorch's by DLPack.
 
 cdef extern from "pthread.h" nogil:
     ctypedef struct pthread_mutex_t:
@@ -127,6 +127,7 @@ FUNCTIONS = (
 cdef struct GPUType:
     int datatype, width, itemsize  # NCCL's number, and how many of its elements are one of the array's
     int number  # NumPy's, for the ring; NOBODY for a dtype of another package
+    int code  # DLPack's, of the kind of values; NOBODY: none
     int[GPU_OPS] ops  # NCCL's, by the numbers of `gpu_ops`; -1: none
 
 cdef GPUType[DTYPES] gpu_types
@@ -141,9 +142,9 @@ cdef object gpu_kept  # the objects to which the tables point
 
 
 def set_up_gpu(type array, type memory, dict devices, dict rows, dict ops):
-    """Fill the tables. `array`, `memory`: CuPy's types; `devices`: a device's name by an array's type, read each time;
-    `rows`: by dtype NCCL's datatype, its elements in one of the dtype, the dtype's number in the ring, and NCCL's ops by
-    the numbers in `ops`.
+    """Fill the tables. `array`, `memory`: CuPy's types; `devices`: a device's name by an array's type ("": a tensor's own),
+    read each time; `rows`: by dtype NCCL's datatype, its elements in one of the dtype, the dtype's number in the ring,
+    DLPack's code, and NCCL's ops by the numbers in `ops`.
     """
     global array_size, array_is_contiguous, array_dtype, array_data, array_shape, array_strides
     global memory_address, memory_device, device_names, gpu_kept, known_dtypes, gpu_ops
@@ -157,10 +158,10 @@ def set_up_gpu(type array, type memory, dict devices, dict rows, dict ops):
     gpu_ops, device_names, gpu_kept, known_dtypes = ops, devices, rows, len(rows)
     for op, place in ops.items():
         gpu_op_notes[<int>place] = AVERAGE if op.name == "AVG" else op_numbers.get(op, NOBODY)
-    for i, (dtype, (datatype, width, number, table)) in enumerate(rows.items()):
+    for i, (dtype, (datatype, width, number, code, table)) in enumerate(rows.items()):
         gpu_dtypes[i] = <PyObject*>dtype
         gpu_types[i].datatype, gpu_types[i].width, gpu_types[i].itemsize = datatype, width, dtype.itemsize
-        gpu_types[i].number = number
+        gpu_types[i].number, gpu_types[i].code = number, code
         for place in range(GPU_OPS):
             gpu_types[i].ops[<int>place] = table.get(place, -1)
 
@@ -168,17 +169,18 @@ def set_up_gpu(type array, type memory, dict devices, dict rows, dict ops):
 cdef struct Seen:  # an array
     char* data
     Py_ssize_t count, nbytes
+    Py_ssize_t rows  # of a tensor; NOBODY: not read
     int device
     bint is_plain  # contiguous and aligned
     GPUType* type
 
 
-cdef inline bint sees(object array, str device, Seen* x) except -1:
+cdef inline bint sees(object array, str device, Functions* to, Seen* x) except -1:
     """Look at an array; return False unless it is not empty, and of a known dtype on `device`."""
     cdef int i
     cdef PyObject* name = PyDict_GetItem(device_names, <object>Py_TYPE(array))
     if name == NULL or <object>name != device:
-        return False
+        return name != NULL and <object>name == "" and sees_tensor(array, to, x)
     dtype = GET(array_dtype, array)
     for i in range(known_dtypes):
         if gpu_dtypes[i] == <PyObject*>dtype:
@@ -187,12 +189,40 @@ cdef inline bint sees(object array, str device, Seen* x) except -1:
         return False
     data = GET(array_data, array)
     x.type = &gpu_types[i]
+    x.rows = NOBODY
     x.count = PyLong_AsSsize_t(GET(array_size, array))
     x.nbytes = x.count * x.type.itemsize
     x.data = <char*>PyLong_AsVoidPtr(GET(memory_address, data))
     x.device = PyLong_AsLong(GET(memory_device, data))
     x.is_plain = GET(array_is_contiguous, array) is True and <uintptr_t>x.data % x.type.itemsize == 0
     return x.count > 0
+
+
+cdef bint sees_tensor(object tensor, Functions* to, Seen* x) except -1:
+    """Look at a tensor, as `sees`; return False also for one with gaps, and if PyTorch's current stream is not CuPy's."""
+    cdef DLTensor seen
+    cdef void* stream = NULL
+    cdef int i
+    if not looks_at(tensor, &seen) or seen.device_type != CUDA:
+        return False
+    dlpack.current_stream(CUDA, seen.device_id, &stream)
+    if <intptr_t>stream != to.current_stream(seen.device_id):
+        return False
+    for i in range(known_dtypes):
+        if gpu_types[i].code == seen.code and gpu_types[i].itemsize * 8 == seen.bits:
+            break
+    else:
+        return False
+    x.type, x.device, x.data, x.rows = &gpu_types[i], seen.device_id, seen.data + seen.byte_offset, 0
+    x.count = 1
+    for i in reversed(range(seen.ndim)):
+        if seen.shape[i] != 1 and seen.strides[i] != x.count:
+            return False
+        x.count *= seen.shape[i]
+        x.rows = seen.shape[i]
+    x.nbytes = x.count * x.type.itemsize
+    x.is_plain = <uintptr_t>x.data % x.type.itemsize == 0
+    return x.is_plain and x.count > 0
 
 
 cdef inline bint are_seen_apart(Seen* one, Seen* other) noexcept nogil:

@@ -173,14 +173,16 @@ cdef class GPUPath:
         cdef Seen x, y
         if self.to.all_to_all == NULL or not self.takes_pair(output, array, &y, &x) or y.count != x.count:
             return None
-        if not (self.has_equal_parts(output) and self.has_equal_parts(array)):
+        if not (self.has_equal_parts(output, &y) and self.has_equal_parts(array, &x)):
             return None
         cdef Call call = Call(ALL_TO_ALL_SINGLE, x.data, y.data, x.count * x.type.width // self.size, x.type.datatype, 0, 0)
         return self.do(&call, 1, how, ALL_TO_ALL_SINGLE, &y, NOBODY, NOBODY, output, (output, array))
 
-    cdef inline bint has_equal_parts(self, object array) except -1:
-        cdef tuple shape = GET(array_shape, array)
-        return len(shape) > 0 and <Py_ssize_t>shape[0] % self.size == 0
+    cdef inline bint has_equal_parts(self, object array, Seen* x) except -1:
+        if x.rows == NOBODY:
+            shape = <tuple>GET(array_shape, array)
+            x.rows = <Py_ssize_t>shape[0] if len(shape) > 0 else 0
+        return x.rows > 0 and x.rows % self.size == 0
 
     cdef object send_as(self, object array, object dst, object tag, int how):
         """Send a message, or return None."""
@@ -317,7 +319,7 @@ cdef class GPUPath:
         return works
 
     cdef inline bint takes(self, object array, Seen* x) except -1:
-        return self.is_open and sees(array, self.device_name, x) and x.is_plain and x.device == self.device
+        return self.is_open and sees(array, self.device_name, &self.to, x) and x.is_plain and x.device == self.device
 
     cdef inline bint takes_pair(self, object output, object array, Seen* y, Seen* x) except -1:
         """Take two arrays of one dtype that share no memory."""
@@ -326,7 +328,7 @@ cdef class GPUPath:
     cdef inline bint takes_any(self, object array, Seen* x, Packed* packed) except -1:
         """Take also an array with gaps, which is packed before and unpacked after the call."""
         packed.kernel = NULL
-        if not self.is_open or not sees(array, self.device_name, x) or x.device != self.device:
+        if not self.is_open or not sees(array, self.device_name, &self.to, x) or x.device != self.device:
             return False
         packed.is_packed = packed.is_unpacked = True
         return x.is_plain or lays_out(array, x, self.kernels, packed)

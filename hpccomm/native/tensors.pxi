@@ -16,12 +16,13 @@ cdef struct DLPackExchangeAPI:
     void* from_object
     void* to_object
     int (*look_at)(PyObject*, DLTensor*) except -1
-    void* stream
+    int (*current_stream)(int32_t, int32_t, void**) except -1
 
 cdef enum:
     MOST_DIMENSIONS = 32
     CODES = 8  # DLPack's, for kinds of values
     HOST = 1
+    CUDA = 2
 
 cdef DLPackExchangeAPI* dlpack
 cdef tuple tensor_types
@@ -29,7 +30,7 @@ cdef int[CODES][256] number_of  # NumPy's number of a dtype, by DLPack's code an
 
 
 def set_up_tensors(tuple types, dict numbers):
-    """Let `view` take objects of exactly these types by DLPack's C functions; `numbers`: NumPy's, by code and bits."""
+    """Look at objects of exactly these types by DLPack's C functions from now on; `numbers`: NumPy's, by code and bits."""
     global dlpack, tensor_types
     memset(number_of, -1, sizeof(number_of))
     for (code, bits), number in numbers.items():
@@ -38,6 +39,17 @@ def set_up_tensors(tuple types, dict numbers):
     if dlpack.major != 1 or dlpack.look_at == NULL:
         raise ImportError(f"version {dlpack.major} of DLPack's functions in C")
     tensor_types = types
+
+
+cdef bint looks_at(object tensor, DLTensor* seen) except -1:
+    """Look at a tensor; return False for other objects, and for tensors whose memory does not have their values."""
+    if tensor_types is None or type(tensor) not in tensor_types or tensor.is_neg() or tensor.is_conj():
+        return False
+    try:
+        dlpack.look_at(<PyObject*>tensor, seen)
+    except Exception:  # a sparse one, for example
+        return False
+    return seen.data != NULL and seen.lanes == 1
 
 
 def view(tensor, bint flat=False):
@@ -49,15 +61,9 @@ def view(tensor, bint flat=False):
     cdef Py_ssize_t[MOST_DIMENSIONS] strides
     cdef int64_t itemsize, size = 1
     cdef bint has_gaps = False
-    if type(tensor) not in tensor_types or tensor.is_neg():
+    if not looks_at(tensor, &seen) or seen.device_type != HOST or seen.code >= CODES:
         return None
-    try:
-        dlpack.look_at(<PyObject*>tensor, &seen)
-    except Exception:  # a sparse one, for example
-        return None
-    if seen.device_type != HOST or seen.data == NULL or seen.lanes != 1 or seen.code >= CODES:
-        return None
-    if seen.ndim > MOST_DIMENSIONS or number_of[seen.code][seen.bits] < 0 or tensor.is_conj():
+    if seen.ndim > MOST_DIMENSIONS or number_of[seen.code][seen.bits] < 0:
         return None
     itemsize = seen.bits // 8
     for i in reversed(range(seen.ndim)):

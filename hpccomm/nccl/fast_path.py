@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.arrays import device_of_type
+from ..core.arrays import device_of_type, dlpack_code
 from ..core.backend import FastPath
 from ..core.dispatcher import REAP_ABOVE, REAP_BYTES
 from ..core.operation_list import CALLED
@@ -123,10 +123,10 @@ def set_up() -> bool:
     import cupy
 
     places = {op: place for place, op in enumerate(OPS)}
-    table = {
-        dtype: (datatype, width, _number_of(dtype), {places[op]: number for op, number in ops.items()})
-        for dtype, (datatype, width, ops) in rows().items()
-    }
+    table = {}
+    for dtype, (datatype, width, ops) in rows().items():
+        numbers = {places[op]: number for op, number in ops.items()}
+        table[dtype] = datatype, width, _number_of(dtype), dlpack_code(dtype), numbers
     try:
         fastpath.set_up_gpu(cupy.ndarray, cupy.cuda.MemoryPointer, device_of_type, table, places)
     except (ImportError, AttributeError, TypeError):

@@ -422,7 +422,10 @@ def arrays_of_torch() -> None:
         with torch.cuda.stream(torch.cuda.Stream()):
             hc.all_reduce(tensor)
         torch.cuda.synchronize()
-    assert tensor.tolist() == [0, 2, 4, 6]
+        hc.all_reduce(tensor, async_op=True).wait()  # from now on PyTorch's stream is CuPy's: the compiled path
+        last = torch.zeros_like(tensor)
+        hc.all_gather_single(last, tensor)
+    assert last.tolist() == [0, 2, 4, 6]
 
 
 @check

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import sys
 from typing import Any
@@ -17,6 +18,8 @@ from hpccomm.native import fastpath
 from hpccomm.torch import arrays
 from hpccomm.torch.backend import op_of
 from hpccomm.torch.work import PendingWork
+
+from .. import dlpack
 
 pytestmark = pytest.mark.serial
 
@@ -100,6 +103,17 @@ def test_a_view_keeps_the_storage() -> None:
     tensor.data = torch.zeros(3)
     del tensor
     assert view.base.data_ptr() == view.ctypes.data == storage
+
+
+@needs_extension
+def test_pytorchs_functions_are_as_the_extension_expects() -> None:
+    functions, tensor = dlpack.functions_of(torch.Tensor), table()[1]
+    seen, stream = dlpack.Tensor(), ctypes.c_void_p(1)
+    assert functions.look_at(tensor, seen) == 0
+    assert (seen.device_type, seen.ndim, seen.shape[:2], seen.strides[:2]) == (1, 2, [3, 4], [4, 1])
+    assert (seen.code, seen.bits, seen.lanes, seen.data + seen.byte_offset) == (2, 32, 1, tensor.data_ptr())
+    assert functions.current_stream(1, 0, stream) == 0
+    assert not stream.value  # the host has none
 
 
 @needs_extension
