@@ -62,6 +62,28 @@ def test_a_group_beside_the_world() -> None:
     group.destroy()  # once more does nothing
 
 
+def test_every_step_of_destroy_runs_if_one_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = hc.ProcessGroup.from_comm(MPI.COMM_WORLD)
+    comm = group.comm
+    backend = group.dispatcher.backends["cpu"]
+    close = backend.close
+
+    def close_and_raise() -> None:
+        close()
+        raise OSError("the first")
+
+    def end(_: hc.ProcessGroup) -> None:
+        raise ValueError("the last")
+
+    monkeypatch.setattr(backend, "close", close_and_raise)
+    monkeypatch.setattr(group, "on_destroy", end)
+    with pytest.raises(ValueError, match="the last") as raised:
+        group.destroy()
+    assert isinstance(raised.value.__context__, OSError)
+    assert group.is_destroyed
+    assert comm == MPI.COMM_NULL
+
+
 def test_what_makes_no_group() -> None:
     for nothing in (None, 3, MPI.COMM_NULL):
         with pytest.raises(TypeError, match="expected an mpi4py intracommunicator"):

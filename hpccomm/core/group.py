@@ -6,7 +6,7 @@ import functools
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
@@ -420,9 +420,7 @@ class ProcessGroup(Operations, MPI4PyNames):
             steps.append(self.dispatcher.check.close)
         if self.on_destroy is not None:
             steps.append(functools.partial(self.on_destroy, self))
-        with ExitStack() as stack:
-            for step in reversed(steps):
-                stack.callback(failures.call_unless_dead, step, self.comm)
+        failures.call_all(iter(steps), self.comm)
         return warned
 
     def give_up(self, ranks: Sequence[int], refusal: str) -> None:

@@ -14,7 +14,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DistBackendError, RankFailedError, on_rank
@@ -195,14 +195,19 @@ class translating:  # contextlib.contextmanager takes 2 us more
                 raise translated(self._operation, error, self._comm) or backend_error(self._operation, error) from error
 
 
-def call_unless_dead(step: Callable[[], Any], comm: MPI.Intracomm | None) -> None:
-    """Call a step of destroy that needs the other ranks; if one has died since all met, only forget `comm`."""
+def call_all(steps: Iterator[Callable[[], Any]], comm: MPI.Intracomm | None) -> None:
+    """Call every step of destroy, even if an earlier one has raised; if a rank has died, only forget `comm`."""
     try:
-        step()
-    except Exception as error:
-        if comm is None or translated("destroy", error, comm) is None:
-            raise
-        forget(comm)
+        for step in steps:
+            try:
+                step()
+            except Exception as error:
+                if comm is None or translated("destroy", error, comm) is None:
+                    raise
+                forget(comm)
+    except BaseException:
+        call_all(steps, comm)
+        raise
 
 
 def backend_error(operation: str, error: MPI.Exception) -> DistBackendError:
