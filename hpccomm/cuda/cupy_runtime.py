@@ -115,7 +115,8 @@ class Runtime:
 
     def copy_kernels(self, device: int) -> list[int]:
         with cupy.cuda.Device(device):
-            return [_copies(device)[copies.Kernel(unit, copies.FEW, 1)].kernel.ptr for unit in copies.UNITS]
+            known, most = _copies(device), copies.IN_A_TABLE[copies.FEW]
+            return [known[copies.Kernel(unit, copies.FEW, n)].kernel.ptr for n in most for unit in copies.UNITS]
 
     def error(self, code: int) -> Exception:
         error: Exception = cuda.CUDARuntimeError(code)  # the driver's numbers are the runtime's

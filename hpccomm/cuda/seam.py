@@ -87,7 +87,7 @@ class Runtime(Protocol):
         """Return the addresses of CUDA's and CuPy's functions for `native/gpu_path.pxi`; those that there are."""
 
     def copy_kernels(self, device: int) -> list[int]:
-        """Return the CUfunctions of ``copies.cu`` for few axes, by unit; of units that C may not use, 0."""
+        """Return the CUfunctions of ``copies.cu`` for few axes, by unit: first for one copy, then for many."""
 
     def error(self, code: int) -> Exception:
         """Return the exception for an error code of one of these functions."""

@@ -168,6 +168,8 @@ def set_up_gpu(type array, type memory, dict devices, dict rows, dict ops):
 
 cdef struct Seen:  # an array
     char* data
+    char* low  # its lowest address, and the one behind its highest
+    char* high
     Py_ssize_t count, nbytes
     Py_ssize_t rows  # of a tensor; NOBODY: not read
     int device
@@ -193,6 +195,7 @@ cdef inline bint sees(object array, str device, Functions* to, Seen* x) except -
     x.count = PyLong_AsSsize_t(GET(array_size, array))
     x.nbytes = x.count * x.type.itemsize
     x.data = <char*>PyLong_AsVoidPtr(GET(memory_address, data))
+    x.low, x.high = x.data, x.data + x.nbytes
     x.device = PyLong_AsLong(GET(memory_device, data))
     x.is_plain = GET(array_is_contiguous, array) is True and <uintptr_t>x.data % x.type.itemsize == 0
     return x.count > 0
@@ -221,12 +224,13 @@ cdef bint sees_tensor(object tensor, Functions* to, Seen* x) except -1:
         x.count *= seen.shape[i]
         x.rows = seen.shape[i]
     x.nbytes = x.count * x.type.itemsize
+    x.low, x.high = x.data, x.data + x.nbytes
     x.is_plain = <uintptr_t>x.data % x.type.itemsize == 0
     return x.is_plain and x.count > 0
 
 
 cdef inline bint are_seen_apart(Seen* one, Seen* other) noexcept nogil:
-    return one.data + one.nbytes <= other.data or other.data + other.nbytes <= one.data
+    return one.high <= other.low or other.high <= one.low
 
 
 cdef inline int gpu_op(object op) noexcept:

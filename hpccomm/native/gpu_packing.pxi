@@ -1,4 +1,4 @@
-# One strided GPU array, packed into contiguous memory by a kernel of cuda/copies.cu, and unpacked from it.
+# Strided GPU arrays, packed into contiguous memory by one launch of the kernel of cuda/copies.cu, and unpacked by another.
 
 cdef enum:
     AXES = 4  # FEW in copies.cu
@@ -6,6 +6,10 @@ cdef enum:
     MOST_BLOCKS = 1024
     MOST_KEPT = 1 << 20  # bytes of memory that is kept for the next operation on a stream
     UNITS = 5  # 1, 2, 4, 8, 16 bytes
+    MOST_COPIES = 32  # of one launch, as in copies.py
+    ALIGNMENT = 256  # bytes, of each array's packed memory
+    IS_SENT = 1  # packed before the call
+    IS_RECEIVED = 2  # unpacked after it
 
 cdef struct Copy:  # as in copies.cu
     P target
@@ -13,11 +17,13 @@ cdef struct Copy:  # as in copies.cu
     int64_t[AXES] to, of
     uint32_t[AXES] shape
 
-cdef struct Packed:
-    P kernel  # NULL: the array is contiguous
+cdef struct Packed:  # the arrays with gaps of one operation
+    int n, exponent  # how many, and that of their unit
     uint32_t blocks
-    bint is_packed, is_unpacked
-    Copy pack
+    Py_ssize_t nbytes
+    Copy[MOST_COPIES] copies  # that pack; targets are relative to the packed memory
+    (Seen*)[MOST_COPIES] arrays
+    char[MOST_COPIES] roles
 
 
 cdef inline int unit_of(int64_t bits) noexcept nogil:
@@ -28,20 +34,27 @@ cdef inline int unit_of(int64_t bits) noexcept nogil:
     return exponent
 
 
-cdef bint lays_out(object array, Seen* x, P* kernels, Packed* made) except -1:
-    """Describe the copy of an array of any layout to packed memory; as `in_units` of cuda/copies.py.
+cdef bint lays_out(object array, Seen* x, int role, Packed* made) except -1:
+    """Add the copy of an array of any layout to packed memory; as `in_units` of cuda/copies.py.
 
-    Return False for more axes than the kernel takes, and if elements may share memory.
+    Return False for more axes or copies than the kernel takes, for another unit than that of the earlier copies, and if
+    elements may share memory.
     """
     cdef tuple shape = GET(array_shape, array), strides = GET(array_strides, array)
     cdef int64_t[AXES + 2] lengths, to, of  # innermost first, in bytes
     cdef int64_t length, stride, packed = x.type.itemsize, bits, count, reach
     cdef int i, j, n = 0, exponent
+    cdef Copy* copy
+    if made.n == MOST_COPIES:
+        return False
+    x.high = x.data + x.type.itemsize
     lengths[0], to[0], of[0] = x.type.itemsize, 1, 1
     for i in range(len(shape) - 1, -1, -1):
         length, stride = shape[i], strides[i]
         if length == 1:
             continue
+        x.low += min(0, (length - 1) * stride)
+        x.high += (length - 1) * stride if stride > 0 else 0
         if stride == lengths[n] * of[n]:
             lengths[n] *= length
         elif n == AXES:
@@ -62,29 +75,47 @@ cdef bint lays_out(object array, Seen* x, P* kernels, Packed* made) except -1:
         bits |= to[i] | of[i]
     exponent = unit_of(bits)
     lengths[0], to[0], of[0] = lengths[0] >> exponent, 1 << exponent, 1 << exponent
-    if n == AXES and lengths[0] != 1:
-        return False
     count = packed >> exponent
-    if count > LARGEST_COUNT:
+    if n == AXES and lengths[0] != 1 or count > LARGEST_COUNT or made.n > 0 and exponent != made.exponent:
         return False
-    made.kernel, made.blocks = kernels[exponent], <uint32_t>min((count + THREADS - 1) // THREADS, MOST_BLOCKS)
-    made.pack.source = x.data
+    if made.n == 0:
+        made.exponent, made.blocks, made.nbytes = exponent, 1, 0
+    made.blocks = max(made.blocks, <uint32_t>min((count + THREADS - 1) // THREADS, MOST_BLOCKS))
+    copy, made.arrays[made.n], made.roles[made.n] = &made.copies[made.n], x, role
+    copy.target, copy.source = <P>made.nbytes, x.data
+    made.nbytes += (x.nbytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    made.n += 1
     cdef int first = 0 if lengths[0] != 1 else 1, place = AXES - 1
     for i in range(first, n + 1):
-        made.pack.shape[place], made.pack.to[place], made.pack.of[place] = <uint32_t>lengths[i], to[i], of[i]
+        copy.shape[place], copy.to[place], copy.of[place] = <uint32_t>lengths[i], to[i], of[i]
         place -= 1
     while place >= 0:
-        made.pack.shape[place], made.pack.to[place], made.pack.of[place] = 1, 0, 0
+        copy.shape[place], copy.to[place], copy.of[place] = 1, 0, 0
         place -= 1
-    return made.kernel != NULL
+    return True
 
 
-cdef int launch(Functions* functions, Packed* made, bint unpacks, P stream) noexcept nogil:
-    """Put the copy on a stream; return CUDA's error code."""
-    cdef Copy table = made.pack  # the kernel's struct Copies<FEW, 1>
-    cdef P argument = &table
-    if unpacks:
-        table.target, table.source = made.pack.source, made.pack.target
-        for i in range(AXES):
-            table.to[i], table.of[i] = made.pack.of[i], made.pack.to[i]
-    return functions.launch(made.kernel, made.blocks, 1, 1, THREADS, 1, 1, 0, stream, &argument, NULL)
+cdef void move_in(Packed* made, char* memory) noexcept nogil:
+    """Set the packed memory of the arrays, which NCCL gets."""
+    for i in range(made.n):
+        made.arrays[i].data = memory + <Py_ssize_t>made.copies[i].target
+        made.copies[i].target = made.arrays[i].data
+
+
+cdef int launch(Functions* functions, P* kernels, Packed* made, int role, P stream) noexcept nogil:
+    """Put the copies of the arrays with a role on a stream; return CUDA's error code."""
+    cdef Copy[MOST_COPIES] table  # the kernel's struct Copies<FEW, 1>, or <FEW, MOST_COPIES>
+    cdef P argument = table
+    cdef unsigned n = 0
+    for i in range(made.n):
+        if made.roles[i] & role:
+            table[n] = made.copies[i]
+            if role == IS_RECEIVED:
+                table[n].target, table[n].source = made.copies[i].source, made.copies[i].target
+                table[n].to, table[n].of = made.copies[i].of, made.copies[i].to
+            n += 1
+    if n == 0:
+        return 0
+    if n > 1:
+        kernels += UNITS
+    return functions.launch(kernels[made.exponent], made.blocks, n, 1, THREADS, 1, 1, 0, stream, &argument, NULL)

@@ -18,8 +18,8 @@ cdef class Issuing:
 
 cdef struct Call:  # of a function of NCCL
     int what
-    P sent
-    P received
+    Seen* sent
+    Seen* received
     size_t count
     int datatype, op, peer
 
@@ -43,7 +43,7 @@ cdef class GPUPath:
     cdef readonly dict kept
     cdef readonly list events
     cdef type work_class
-    cdef P[UNITS] kernels
+    cdef P[2 * UNITS] kernels
     cdef public list memory  # temporary, of a current stream and of the communicator's
     cdef uint64_t[2] memory_of
     cdef Py_ssize_t[2] memory_bytes
@@ -57,7 +57,7 @@ cdef class GPUPath:
                 str device_name, Issuing issuing, list events, dict kept, type work_class, list kernels):
         """Do operations from now on. `functions`: addresses by the names in FUNCTIONS; `own`: the communicator's stream;
         `order`: an event; `events`: unused ones; `kept`: arrays by the event until which they are kept; `kernels`:
-        those of copies.cu for one copy of few axes, by unit.
+        those of copies.cu for few axes, by unit: for one copy, then for MOST_COPIES.
         """
         for i, name in enumerate(FUNCTIONS):
             (<P*>&self.to)[<int>i] = <P><uintptr_t>functions.get(name, 0)
@@ -122,61 +122,67 @@ cdef class GPUPath:
         """Do a broadcast, or return None."""
         cdef Seen x
         cdef Packed packed
-        if not self.takes_any(array, &x, &packed) or not is_rank(root, self.size):
+        packed.n = 0
+        if not is_rank(root, self.size) or not self.takes(array, &x, self.role_of(root), &packed):
             return None
-        packed.is_packed, packed.is_unpacked = root == self.rank, root != self.rank
-        cdef Call call = Call(BROADCAST, x.data, x.data, x.count * x.type.width, x.type.datatype, 0, root)
-        return self.do(&call, 1, how, BROADCAST, &x, NOBODY, root, array, array, None, &packed)
+        cdef Call call = Call(BROADCAST, &x, &x, x.count * x.type.width, x.type.datatype, 0, root)
+        return self.do(&call, 1, how, BROADCAST, &x, NOBODY, root, array, array, &packed)
 
     cdef object all_reduce_as(self, object array, object op, int how):
         """Do an all_reduce, or return None."""
         cdef Seen x
         cdef Packed packed
         cdef int place = gpu_op(op)
-        if place < 0 or not self.takes_any(array, &x, &packed) or x.type.ops[place] < 0:
+        packed.n = 0
+        if place < 0 or not self.takes(array, &x, IS_SENT | IS_RECEIVED, &packed) or x.type.ops[place] < 0:
             return None
-        cdef Call call = Call(ALL_REDUCE, x.data, x.data, x.count * x.type.width, x.type.datatype, x.type.ops[place], 0)
-        return self.do(&call, 1, how, ALL_REDUCE, &x, place, NOBODY, array, array, None, &packed)
+        cdef Call call = Call(ALL_REDUCE, &x, &x, x.count * x.type.width, x.type.datatype, x.type.ops[place], 0)
+        return self.do(&call, 1, how, ALL_REDUCE, &x, place, NOBODY, array, array, &packed)
 
     cdef object reduce_as(self, object array, object root, object op, int how):
         """Do a reduce, or return None."""
         cdef Seen x
         cdef Packed packed
         cdef int place = gpu_op(op)
-        if place < 0 or not self.takes_any(array, &x, &packed) or x.type.ops[place] < 0 or not is_rank(root, self.size):
+        packed.n = 0
+        if place < 0 or not is_rank(root, self.size):
             return None
-        packed.is_unpacked = root == self.rank
-        cdef Call call = Call(REDUCE, x.data, x.data, x.count * x.type.width, x.type.datatype, x.type.ops[place], root)
-        return self.do(&call, 1, how, REDUCE, &x, place, root, array, array, None, &packed)
+        if not self.takes(array, &x, IS_SENT | IS_RECEIVED if root == self.rank else IS_SENT, &packed) or x.type.ops[place] < 0:
+            return None
+        cdef Call call = Call(REDUCE, &x, &x, x.count * x.type.width, x.type.datatype, x.type.ops[place], root)
+        return self.do(&call, 1, how, REDUCE, &x, place, root, array, array, &packed)
 
     cdef object all_gather_single_as(self, object output, object array, int how):
         """Do an all_gather_single, or return None."""
         cdef Seen x, y
-        if not self.takes_pair(output, array, &y, &x) or y.count != x.count * self.size:
+        cdef Packed packed
+        if not self.takes_pair(output, array, &y, &x, &packed) or y.count != x.count * self.size:
             return None
-        cdef Call call = Call(ALL_GATHER, x.data, y.data, x.count * x.type.width, x.type.datatype, 0, 0)
-        return self.do(&call, 1, how, ALL_GATHER, &y, NOBODY, NOBODY, output, (output, array))
+        cdef Call call = Call(ALL_GATHER, &x, &y, x.count * x.type.width, x.type.datatype, 0, 0)
+        return self.do(&call, 1, how, ALL_GATHER, &y, NOBODY, NOBODY, output, (output, array), &packed)
 
     cdef object reduce_scatter_single_as(self, object output, object array, object op, int how):
         """Do a reduce_scatter_single, or return None."""
         cdef Seen x, y
+        cdef Packed packed
         cdef int place = gpu_op(op)
-        if place < 0 or not self.takes_pair(output, array, &y, &x):
+        if place < 0 or not self.takes_pair(output, array, &y, &x, &packed):
             return None
         if x.type.ops[place] < 0 or x.count != y.count * self.size:
             return None
-        cdef Call call = Call(REDUCE_SCATTER, x.data, y.data, y.count * x.type.width, x.type.datatype, x.type.ops[place], 0)
-        return self.do(&call, 1, how, REDUCE_SCATTER, &y, place, NOBODY, output, (output, array))
+        cdef Call call = Call(REDUCE_SCATTER, &x, &y, y.count * x.type.width, x.type.datatype, x.type.ops[place], 0)
+        return self.do(&call, 1, how, REDUCE_SCATTER, &y, place, NOBODY, output, (output, array), &packed)
 
     cdef object all_to_all_single_as(self, object output, object array, int how):
         """Do an all_to_all_single of equal parts, or return None."""
         cdef Seen x, y
-        if self.to.all_to_all == NULL or not self.takes_pair(output, array, &y, &x) or y.count != x.count:
+        cdef Packed packed
+        if self.to.all_to_all == NULL or not self.takes_pair(output, array, &y, &x, &packed) or y.count != x.count:
             return None
         if not (self.has_equal_parts(output, &y) and self.has_equal_parts(array, &x)):
             return None
-        cdef Call call = Call(ALL_TO_ALL_SINGLE, x.data, y.data, x.count * x.type.width // self.size, x.type.datatype, 0, 0)
-        return self.do(&call, 1, how, ALL_TO_ALL_SINGLE, &y, NOBODY, NOBODY, output, (output, array))
+        cdef Call call = Call(ALL_TO_ALL_SINGLE, &x, &y, x.count * x.type.width // self.size, x.type.datatype, 0, 0)
+        return self.do(&call, 1, how, ALL_TO_ALL_SINGLE, &y, NOBODY, NOBODY, output, (output, array), &packed)
 
     cdef inline bint has_equal_parts(self, object array, Seen* x) except -1:
         if x.rows == NOBODY:
@@ -187,30 +193,36 @@ cdef class GPUPath:
     cdef object send_as(self, object array, object dst, object tag, int how):
         """Send a message, or return None."""
         cdef Seen x
-        if not self.takes(array, &x) or not self.is_message(dst, tag):
+        cdef Packed packed
+        packed.n = 0
+        if not self.is_message(dst, tag) or not self.takes(array, &x, IS_SENT, &packed):
             return None
-        cdef Call call = Call(SEND, x.data, NULL, x.count * x.type.width, x.type.datatype, 0, dst)
-        return self.do(&call, 1, how, SEND, &x, NOBODY, dst, array, array)
+        cdef Call call = Call(SEND, &x, NULL, x.count * x.type.width, x.type.datatype, 0, dst)
+        return self.do(&call, 1, how, SEND, &x, NOBODY, dst, array, array, &packed)
 
     cdef object recv_as(self, object array, object src, object tag, int how):
         """Receive a message, or return None."""
         cdef Seen x
-        if not self.takes(array, &x) or not self.is_message(src, tag):
+        cdef Packed packed
+        packed.n = 0
+        if not self.is_message(src, tag) or not self.takes(array, &x, IS_RECEIVED, &packed):
             return None
-        cdef Call call = Call(RECV, NULL, x.data, x.count * x.type.width, x.type.datatype, 0, src)
-        return self.do(&call, 1, how, RECV, &x, NOBODY, src, array, array, src)
+        cdef Call call = Call(RECV, NULL, &x, x.count * x.type.width, x.type.datatype, 0, src)
+        return self.do(&call, 1, how, RECV, &x, NOBODY, src, array, array, &packed, src)
 
     cdef object sendrecv_as(self, object array, object dst, object output, object src, object tag, object recv_tag, int how):
         """Send a message and receive another, or return None."""
         cdef Seen x, y
         cdef Call[2] both
-        if not self.takes(array, &x) or not self.takes(output, &y) or not are_seen_apart(&x, &y):
+        cdef Packed packed
+        packed.n = 0
+        if not self.takes(array, &x, IS_SENT, &packed) or not self.takes(output, &y, IS_RECEIVED, &packed):
             return None
-        if not (is_rank(dst, self.size) and is_rank(src, self.size) and recv_tag is None and self.is_no_tag(tag)):
+        if not (are_seen_apart(&x, &y) and is_rank(dst, self.size) and is_rank(src, self.size) and recv_tag is None and self.is_no_tag(tag)):
             return None
-        both[0] = Call(SEND, x.data, NULL, x.count * x.type.width, x.type.datatype, 0, dst)
-        both[1] = Call(RECV, NULL, y.data, y.count * y.type.width, y.type.datatype, 0, src)
-        return self.do(both, 2, how, SENDRECV, &y, NOBODY, dst, output, (output, array), src)
+        both[0] = Call(SEND, &x, NULL, x.count * x.type.width, x.type.datatype, 0, dst)
+        both[1] = Call(RECV, NULL, &y, y.count * y.type.width, y.type.datatype, 0, src)
+        return self.do(both, 2, how, SENDRECV, &y, NOBODY, dst, output, (output, array), &packed, src)
 
     cdef object coalesced_as(self, int what, object outputs, object arrays, object op, object root, int how):
         """Do an operation on each pair of arrays as one group of calls, or return None. In place both lists are one."""
@@ -219,28 +231,31 @@ cdef class GPUPath:
         cdef int place = gpu_op(op) if reduces else NOBODY
         cdef Call[MOST_CALLS] calls
         cdef Seen[MOST_CALLS] given, taken
+        cdef Packed packed
         cdef Py_ssize_t nbytes = 0
-        cdef int i, j, n
+        cdef int i, j, n, role
         cdef Seen *x
         cdef Seen *y
+        packed.n = 0
         if type(outputs) is not list or type(arrays) is not list or not is_rank(root, self.size) or reduces and place < 0:
             return None
         if not 0 < PyList_GET_SIZE(arrays) <= MOST_CALLS or PyList_GET_SIZE(outputs) != PyList_GET_SIZE(arrays):
             return None
         n = <int>PyList_GET_SIZE(arrays)
+        role = self.role_of(root) if each == BROADCAST else IS_SENT | IS_RECEIVED if is_in_place else IS_RECEIVED
         for i in range(n):
-            x, y = &given[i], &taken[i]
-            if not self.takes((<list>outputs)[i], y):
+            x = y = &taken[i]
+            if not self.takes((<list>outputs)[i], y, role, &packed):
                 return None
-            if is_in_place:
-                x[0] = y[0]
-            elif not self.takes((<list>arrays)[i], x) or x.type != y.type:
-                return None
-            elif (x.count * self.size != y.count) if each == ALL_GATHER else (y.count * self.size != x.count):
-                return None
+            if not is_in_place:
+                x = &given[i]
+                if not self.takes((<list>arrays)[i], x, IS_SENT, &packed) or x.type != y.type:
+                    return None
+                if (x.count * self.size != y.count) if each == ALL_GATHER else (y.count * self.size != x.count):
+                    return None
             if reduces and x.type.ops[place] < 0:
                 return None
-            calls[i] = Call(each, x.data, y.data, min(x.count, y.count) * x.type.width, x.type.datatype,
+            calls[i] = Call(each, x, y, min(x.count, y.count) * x.type.width, x.type.datatype,
                             x.type.ops[place] if reduces else 0, root)
             nbytes += y.nbytes
         for i in range(n):
@@ -251,7 +266,7 @@ cdef class GPUPath:
                     return None
         y.nbytes = nbytes
         return self.do(calls, n, how, what, y, place, root if what == BROADCAST_COALESCED else NOBODY, outputs,
-                       list(outputs) if is_in_place else (list(outputs), list(arrays)))
+                       list(outputs) if is_in_place else (list(outputs), list(arrays)), &packed)
 
     def batch(self, messages, kind, irecv):
         """Begin the messages of a list of `kind` (P2POp) as one group of calls, receives first; return their Works, or
@@ -276,9 +291,9 @@ cdef class GPUPath:
                     continue
                 if each.group is not None or each.group_peer is not None or not self.is_no_tag(each.tag):
                     return None
-                if not is_rank(each.peer, self.size) or not self.takes(each.array, &seen[n]):
+                if not is_rank(each.peer, self.size) or not self.takes(each.array, &seen[n], 0, NULL):
                     return None
-                calls[n] = Call(RECV if receives else SEND, seen[n].data, seen[n].data, seen[n].count * seen[n].type.width,
+                calls[n] = Call(RECV if receives else SEND, &seen[n], &seen[n], seen[n].count * seen[n].type.width,
                                 seen[n].type.datatype, 0, each.peer)
                 places[n] = i
                 n += 1
@@ -318,20 +333,22 @@ cdef class GPUPath:
                                              entries[i], array, array, calls[i].peer if calls[i].what == RECV else None)
         return works
 
-    cdef inline bint takes(self, object array, Seen* x) except -1:
-        return self.is_open and sees(array, self.device_name, &self.to, x) and x.is_plain and x.device == self.device
-
-    cdef inline bint takes_pair(self, object output, object array, Seen* y, Seen* x) except -1:
-        """Take two arrays of one dtype that share no memory."""
-        return self.takes(array, x) and self.takes(output, y) and x.type == y.type and are_seen_apart(x, y)
-
-    cdef inline bint takes_any(self, object array, Seen* x, Packed* packed) except -1:
-        """Take also an array with gaps, which is packed before and unpacked after the call."""
-        packed.kernel = NULL
+    cdef inline bint takes(self, object array, Seen* x, int role, Packed* packed) except -1:
+        """Take an array; one with gaps is added to `packed`, or refused if that is NULL."""
         if not self.is_open or not sees(array, self.device_name, &self.to, x) or x.device != self.device:
             return False
-        packed.is_packed = packed.is_unpacked = True
-        return x.is_plain or lays_out(array, x, self.kernels, packed)
+        return x.is_plain or packed != NULL and lays_out(array, x, role, packed)
+
+    cdef inline bint takes_pair(self, object output, object array, Seen* y, Seen* x, Packed* packed) except -1:
+        """Take two arrays of one dtype that share no memory."""
+        packed.n = 0
+        if not self.takes(array, x, IS_SENT, packed) or not self.takes(output, y, IS_RECEIVED, packed):
+            return False
+        return x.type == y.type and are_seen_apart(x, y)
+
+    cdef inline int role_of(self, int root) noexcept:
+        """Return the role of an array that is broadcast."""
+        return IS_SENT if root == self.rank else IS_RECEIVED
 
     cdef inline bint is_no_tag(self, object tag) noexcept:
         return type(tag) is int and tag == 0  # NCCL's messages have none
@@ -342,7 +359,7 @@ cdef class GPUPath:
     # -- the steps of all operations
 
     cdef object do(self, Call* calls, int n, int how, int what, Seen* x, int place, int peer, object result,
-                   object arrays, object source=None, Packed* packed=NULL):
+                   object arrays, Packed* packed, object source=None):
         """Do an operation, count it, and return its Work, or `source`, or True; or return None. `arrays`: those that an
         asynchronous operation keeps.
         """
@@ -351,27 +368,25 @@ cdef class GPUPath:
         cdef P stream = <P>self.own if async_op else current
         cdef long long number, entry = 0
         cdef int code, is_captured = 0
-        cdef bint has_gaps = packed != NULL and packed.kernel != NULL
+        cdef bint has_gaps = packed.n > 0
         cdef object memory = None
         if how >= START:
             what = start_of(what)
         if has_gaps:
             if self.to.capturing(current, &is_captured) != 0 or is_captured:
                 return None
-            memory = self.temporary(stream, x.nbytes)
+            memory = self.temporary(stream, packed.nbytes)
             if memory is None:
                 return None  # and the checked path raises the error
-            packed.pack.target = calls.sent = calls.received = <P>PyLong_AsVoidPtr(GET(memory_address, GET(array_data, memory)))
+            move_in(packed, <char*>PyLong_AsVoidPtr(GET(memory_address, GET(array_data, memory))))
         if async_op:
             event = <P><uintptr_t>(self.events.pop() if self.events else self.new_event())
             if event == NULL:
                 return None
         with nogil:
             code = self.prepare(stream, current, async_op)
-            if code == 0 and has_gaps and packed.is_packed:
-                code = of_cuda(launch(&self.to, packed, False, stream))
-            if code == 0:
-                code = self.issue(calls, n, stream)
+            code = code or has_gaps and of_cuda(launch(&self.to, self.kernels, packed, IS_SENT, stream))
+            code = code or self.issue(calls, n, stream)
         if code == LEFT:
             if async_op:
                 self.events.append(<uintptr_t>event)
@@ -383,8 +398,8 @@ cdef class GPUPath:
                 code = 0
             if code == 0 and (async_op or has_gaps):
                 with nogil:
-                    if has_gaps and packed.is_unpacked:
-                        code = of_cuda(launch(&self.to, packed, True, stream))
+                    if has_gaps:
+                        code = of_cuda(launch(&self.to, self.kernels, packed, IS_RECEIVED, stream))
                     if code == 0 and async_op:
                         code = of_cuda(self.to.record(event, stream))
                         self.issuing.newest = <uintptr_t>event
@@ -483,20 +498,20 @@ cdef class GPUPath:
 
     cdef inline int call(self, Call* c, P stream) noexcept nogil:
         if c.what == ALL_REDUCE:
-            return self.to.all_reduce(c.sent, c.received, c.count, c.datatype, c.op, self.comm, stream)
+            return self.to.all_reduce(c.sent.data, c.received.data, c.count, c.datatype, c.op, self.comm, stream)
         if c.what == BROADCAST:
-            return self.to.broadcast(c.sent, c.received, c.count, c.datatype, c.peer, self.comm, stream)
+            return self.to.broadcast(c.sent.data, c.received.data, c.count, c.datatype, c.peer, self.comm, stream)
         if c.what == REDUCE:
-            return self.to.reduce(c.sent, c.received, c.count, c.datatype, c.op, c.peer, self.comm, stream)
+            return self.to.reduce(c.sent.data, c.received.data, c.count, c.datatype, c.op, c.peer, self.comm, stream)
         if c.what == ALL_GATHER:
-            return self.to.all_gather(c.sent, c.received, c.count, c.datatype, self.comm, stream)
+            return self.to.all_gather(c.sent.data, c.received.data, c.count, c.datatype, self.comm, stream)
         if c.what == ALL_TO_ALL_SINGLE:
-            return self.to.all_to_all(c.sent, c.received, c.count, c.datatype, self.comm, stream)
+            return self.to.all_to_all(c.sent.data, c.received.data, c.count, c.datatype, self.comm, stream)
         if c.what == REDUCE_SCATTER:
-            return self.to.reduce_scatter(c.sent, c.received, c.count, c.datatype, c.op, self.comm, stream)
+            return self.to.reduce_scatter(c.sent.data, c.received.data, c.count, c.datatype, c.op, self.comm, stream)
         if c.what == SEND:
-            return self.to.send(c.sent, c.count, c.datatype, c.peer, self.comm, stream)
-        return self.to.recv(c.received, c.count, c.datatype, c.peer, self.comm, stream)
+            return self.to.send(c.sent.data, c.count, c.datatype, c.peer, self.comm, stream)
+        return self.to.recv(c.received.data, c.count, c.datatype, c.peer, self.comm, stream)
 
     cdef inline void leave(self) noexcept nogil:
         pthread_mutex_unlock(&self.issuing.calling.mutex)

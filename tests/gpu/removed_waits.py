@@ -41,7 +41,7 @@ COMPILED = {  # pieces of the compiled path, and their replacements
     "self.kept[work._event] = (None, arrays)": "self.kept[work._event] = (None, ())",
     "if self._event == path.issuing.newest:": "if True:",
     "if <intptr_t>current == self.called_on:": "if True:",
-    "code = of_cuda(launch(&self.to, packed, True, stream))": "pass",
+    "code = of_cuda(launch(&self.to, self.kernels, packed, IS_RECEIVED, stream))": "pass",
     "arrays = arrays, memory": "pass",
     "and hc_is_sole(work):": ":",
     "rest._status, rest._notified, rest.was_asked = IN_FLIGHT, False, False": "pass",

@@ -65,7 +65,7 @@ def cuda(runtime: Any) -> dict[str, int]:
         "cuEventQuery": lambda event: 0 if runtime.is_done(event) else NOT_READY,
         "cuStreamIsCapturing": lambda stream, answer: put(answer, ctypes.c_int, runtime.is_capturing(stream)),
         "cuStreamGetId": lambda stream, answer: put(answer, ctypes.c_uint64, stream),
-        "cuLaunchKernel": lambda unit, x, y, z, *others: copied(runtime, unit, others[4], others[5]),
+        "cuLaunchKernel": lambda unit, x, y, z, *others: copied(runtime, unit, y, others[4], others[5]),
     }
     found = {name: c_function(functions[name], CUDA[name][1], CUDA_FAILED) for name in CUDA}
     return {**found, "current_stream": c_function(lambda device: runtime.current_stream(device), 1, -1)}
@@ -73,23 +73,26 @@ def cuda(runtime: Any) -> dict[str, int]:
 
 ROW = np.dtype([("target", "u8"), ("source", "u8"), ("to", "i8", 4), ("of", "i8", 4), ("shape", "u4", 4)])
 UNITS = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
+MANY = 32  # copies in the larger table; a kernel of it is called MANY * unit
 
 
-def copied(runtime: Any, unit: int, stream: int, arguments: int) -> int:
-    """Do the first copy of a table of copies.cu, whose address is the first of a kernel's arguments."""
+def copied(runtime: Any, kernel: int, rows: int, stream: int, arguments: int) -> int:
+    """Do the copies of a table of copies.cu, whose address is the first of a kernel's arguments."""
     table = ctypes.c_void_p.from_address(arguments).value or 0
-    (row,) = np.frombuffer(ctypes.string_at(table, ROW.itemsize), ROW)
+    assert (rows == 1) == (kernel < MANY), "another kernel's table"
+    unit = kernel if rows == 1 else kernel // MANY
 
-    def array(address: int, strides: Any) -> Any:
+    def array(row: Any, address: int, strides: Any) -> Any:
         assert not address % unit, "a misaligned address"
         assert not any(strides % unit), "a misaligned stride"
         memory = cupy.cuda.UnownedMemory(address, 1, None, device_id=runtime.current_device())
         pointer = cupy.cuda.MemoryPointer(memory, 0)
         return cupy.ndarray(row["shape"].tolist(), UNITS[unit], pointer, strides=strides.tolist())
 
-    target, source = array(int(row["target"]), row["to"]), array(int(row["source"]), row["of"])
-    for launch in runtime.copies([(target, source)]):
-        launch(stream)
+    for row in np.frombuffer(ctypes.string_at(table, rows * ROW.itemsize), ROW):
+        pair = array(row, int(row["target"]), row["to"]), array(row, int(row["source"]), row["of"])
+        for launch in runtime.copies([pair]):
+            launch(stream)
     return 0
 
 

@@ -634,7 +634,7 @@ class Runtime:
     functions_for_c = stand_in_calls.cuda
 
     def copy_kernels(self, device: int) -> list[int]:
-        return [*copies.UNITS]
+        return [n * unit for n in (1, stand_in_calls.MANY) for unit in copies.UNITS]
 
     def error(self, code: int) -> Exception:
         return stand_in_calls.raised()

@@ -19,7 +19,7 @@ from hpccomm.native import fastpath
 from hpccomm.nccl import types
 from hpccomm.nccl.connection import Connection
 
-from ..arrays import assert_same, contiguous, strided
+from ..arrays import assert_same, backwards, contiguous, strided
 from ..hooks import Noted
 from . import gpus
 
@@ -60,7 +60,6 @@ def operations(group: hc.ProcessGroup, async_op: bool = False) -> dict[str, Call
     }
 
 
-PACKED = ["all_reduce", "broadcast", "reduce"]  # also strided arrays take the fast path
 NAMES = [
     "all_reduce", "broadcast", "reduce", "all_gather_single", "reduce_scatter_single", "sendrecv", "all_to_all_single",
     "all_reduce_coalesced", "broadcast_coalesced", "all_gather_single_coalesced", "reduce_scatter_single_coalesced",
@@ -176,26 +175,72 @@ def test_messages(process_group: hc.ProcessGroup, plans: list[bool]) -> None:
     assert len(plans) == before
 
 
+@pytest.mark.parametrize("layouts", [(contiguous, strided), (strided, contiguous)])
 @pytest.mark.parametrize("name", NAMES)
-def test_ranks_that_go_different_ways_meet(process_group: hc.ProcessGroup, plans: list[bool], name: str) -> None:
-    on = Arrays(process_group, layout=strided if process_group.rank % 2 else contiguous)
-    operations(process_group)[name](on)
-    assert len(plans) == (process_group.rank % 2 and name not in PACKED)
-    results(process_group, name, on)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_what_is_strided_or_empty_goes_the_long_way(
-    process_group: hc.ProcessGroup, plans: list[bool], name: str
+def test_ranks_that_go_different_ways_meet(
+    process_group: hc.ProcessGroup, plans: list[bool], monkeypatch: pytest.MonkeyPatch, name: str, layouts: Any
 ) -> None:
-    operation = operations(process_group)[name]
-    on = Arrays(process_group, layout=strided)
-    operation(on)
+    is_odd = process_group.rank % 2
+    monkeypatch.setattr(process_group.dispatcher.gpu_fast_path, "is_open", not is_odd)
+    on = Arrays(process_group, layout=layouts[is_odd])
+    operations(process_group)[name](on)
+    assert len(plans) == is_odd
     results(process_group, name, on)
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+@pytest.mark.parametrize("layout", [strided, backwards])
+@pytest.mark.parametrize("name", NAMES)
+def test_only_what_is_empty_goes_the_long_way(
+    process_group: hc.ProcessGroup, plans: list[bool], name: str, layout: Any, async_op: bool
+) -> None:
+    operation = operations(process_group, async_op)[name]
+    on = Arrays(process_group, layout=layout)
+    work = operation(on)
+    if async_op:
+        work.wait()
+    results(process_group, name, on)
+    assert not plans
     empty = Arrays(process_group)
     empty.one, empty.other, empty.all, empty.received = (each[:0] for each in (on.one, on.other, on.all, on.received))
-    operation(empty)
-    assert len(plans) == 2 - (name in PACKED)
+    work = operation(empty)
+    if async_op:
+        work.wait()
+    assert len(plans) == 1
+
+
+def some(group: hc.ProcessGroup, dtypes: str, layouts: Any) -> list[Any]:
+    return [
+        gpus.array(np.arange(6).reshape(2, 3).astype(dtype) + group.rank, layout)
+        for dtype, layout in zip(dtypes, layouts, strict=True)
+    ]
+
+
+COALESCED = {  # dtypes, layouts, and how many plans are made
+    "some have gaps": ("fdf", (contiguous, strided, contiguous), 0),
+    "all have gaps": ("f" * 32, (strided, backwards) * 16, 0),
+    "more than a launch copies": ("f" * 33, (strided,) * 33, 1),
+    "units of several sizes": ("fd", (strided, strided), 1),
+}
+
+
+@pytest.mark.parametrize("case", COALESCED)
+def test_coalesced_arrays_with_gaps_take_the_fast_path(
+    process_group: hc.ProcessGroup, plans: list[bool], case: str
+) -> None:
+    n, (dtypes, layouts, planned) = process_group.size, COALESCED[case]
+    arrays, table = some(process_group, dtypes, layouts), np.arange(6).reshape(2, 3)
+    hc.all_reduce_coalesced(arrays, async_op=True).wait()
+    assert len(plans) == planned
+    for array in arrays:
+        assert_same(gpus.values(array), (n * table + sum(range(n))).astype(array.dtype))
+
+
+def test_columns_of_one_array_are_left_to_the_checks(process_group: hc.ProcessGroup, plans: list[bool]) -> None:
+    table = gpus.array(np.full((4, 2), process_group.rank + 1.0))
+    hc.all_reduce_coalesced([table[:, 0], table[:, 1]])  # their memory overlaps, but for the elements
+    assert len(plans) == 1
+    assert_same(gpus.values(table), np.full((4, 2), sum(range(1, process_group.size + 1)), float))
 
 
 def around(array: Any, into: Any, tag: int = 0, group: Any = None) -> list[hc.P2POp]:

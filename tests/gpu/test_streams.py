@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import hpccomm as hc
+from hpccomm.cuda import seam
 
 from ..arrays import assert_same, strided
 from ..launch import until
@@ -547,14 +548,26 @@ def test_a_wait_for_one_operation_orders_nothing_behind_a_later_one(
     assert_same(gpus.values(array), np.full(3, float(process_group.size) ** 2))
 
 
-def test_large_temporary_memory_is_kept_without_the_work(process_group: hc.ProcessGroup, machine: Any) -> None:
+def test_large_temporary_memory_is_kept_without_the_work(
+    process_group: hc.ProcessGroup, machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = []
+    empty = type(seam.runtime()).empty
+
+    def allocate(self: Any, *arguments: Any) -> Any:
+        memory = empty(self, *arguments)
+        known.append(weakref.ref(memory))
+        return memory
+
+    monkeypatch.setattr(type(seam.runtime()), "empty", allocate)
     machine.held = True
     hc.all_reduce(gpus.array(np.ones(1 << 18), strided), async_op=True)
     process_group.dispatcher.in_flight.clear()
     gc.collect()
-    races = list(machine.races)
+    races, is_kept = list(machine.races), [each() is not None for each in known]
     machine.held = False
     assert not races
+    assert is_kept == [True]
 
 
 def test_arrays_that_the_stream_of_the_call_waits_for_are_the_programs_alone(

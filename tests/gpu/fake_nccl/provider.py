@@ -81,7 +81,7 @@ class Runtime(cupy_runtime.Runtime):
         return 0, 0
 
     def copy_kernels(self, device: int) -> list[int]:
-        return [1] * 5
+        return [1] * 10
 
     def functions_for_c(self) -> dict[str, int]:
         library = ctypes.CDLL("libnccl.so.2")  # the fake one, which has these too
