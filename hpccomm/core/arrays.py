@@ -257,12 +257,15 @@ def bits_of_torch(tensor: Any) -> tuple[Any, Any]:
 @functools.cache
 def look_at_tensors(torch: Any) -> tuple[type, ...]:
     """Let the compiled extension look at PyTorch's tensors, and return their types; () if one of both can't."""
-    if fastpath is None or not hasattr(getattr(torch, "Tensor", None), "__dlpack_c_exchange_api__"):
+    if fastpath is None or torch is None:
         return ()
     dtypes = (np.dtype(f"{kind}{size}") for kind, (_, sizes) in _DLPACK_KINDS.items() for size in sizes)
     numbers = {(dlpack_code(dtype), 8 * dtype.itemsize): dtype.num for dtype in dtypes}
-    types = torch.Tensor, torch.nn.Parameter
-    fastpath.set_up_tensors(types, numbers)
+    try:
+        types = torch.Tensor, torch.nn.Parameter
+        fastpath.set_up_tensors(types, numbers)
+    except (AttributeError, ValueError, ImportError):  # it is being imported, or has not these functions
+        return ()
     return types
 
 

@@ -64,8 +64,8 @@ cdef class GPUPath:
         self.comm, self.own, self.order, self.rank, self.size = <P>comm, own, <P>order, rank, size
         self.device, self.device_name, self.issuing = device, device_name, issuing
         self.events, self.kept, self.work_class, self.memory = events, kept, work_class, [None, None]
-        for i, kernel in enumerate(kernels):
-            self.kernels[<int>i] = <P><uintptr_t>kernel
+        for i in range(2 * UNITS):
+            self.kernels[<int>i] = <P><uintptr_t>kernels[i]
         self.period = MARK_PERIOD
         self.is_open = self.to.context(&self.context) == 0
 
@@ -241,15 +241,15 @@ cdef class GPUPath:
             return None
         if not 0 < PyList_GET_SIZE(arrays) <= MOST_CALLS or PyList_GET_SIZE(outputs) != PyList_GET_SIZE(arrays):
             return None
-        n = <int>PyList_GET_SIZE(arrays)
+        n, outs, ins = <int>PyList_GET_SIZE(arrays), list(outputs), None if is_in_place else list(arrays)
         role = self.role_of(root) if each == BROADCAST else IS_SENT | IS_RECEIVED if is_in_place else IS_RECEIVED
         for i in range(n):
             x = y = &taken[i]
-            if not self.takes((<list>outputs)[i], y, role, &packed):
+            if not self.takes((<list>outs)[i], y, role, &packed):
                 return None
             if not is_in_place:
                 x = &given[i]
-                if not self.takes((<list>arrays)[i], x, IS_SENT, &packed) or x.type != y.type:
+                if not self.takes((<list>ins)[i], x, IS_SENT, &packed) or x.type != y.type:
                     return None
                 if (x.count * self.size != y.count) if each == ALL_GATHER else (y.count * self.size != x.count):
                     return None
@@ -266,12 +266,10 @@ cdef class GPUPath:
                     return None
         y.nbytes = nbytes
         return self.do(calls, n, how, what, y, place, root if what == BROADCAST_COALESCED else NOBODY, outputs,
-                       list(outputs) if is_in_place else (list(outputs), list(arrays)), &packed)
+                       (outs, ins), &packed)
 
     def batch(self, messages, kind, irecv):
-        """Begin the messages of a list of `kind` (P2POp) as one group of calls, receives first; return their Works, or
-        None.
-        """
+        """Begin the messages of a list (`kind`: P2POp) as one group of calls, receives first; return Works, or None."""
         cdef Call[MOST_CALLS] calls
         cdef Seen[MOST_CALLS] seen
         cdef int[MOST_CALLS] places
@@ -282,6 +280,8 @@ cdef class GPUPath:
         cdef int i, n = 0, code = 0
         if type(messages) is not list or not 1 < PyList_GET_SIZE(messages) <= MOST_CALLS:
             return None
+        messages = list(messages)  # as the lists below: other threads run while a tensor is looked at
+        cdef list works = list(messages)
         for receives in (True, False):
             for i in range(<int>PyList_GET_SIZE(messages)):
                 if type((<list>messages)[i]) is not kind:
@@ -291,13 +291,13 @@ cdef class GPUPath:
                     continue
                 if each.group is not None or each.group_peer is not None or not self.is_no_tag(each.tag):
                     return None
-                if not is_rank(each.peer, self.size) or not self.takes(each.array, &seen[n], 0, NULL):
+                works[i] = each.array
+                if not is_rank(each.peer, self.size) or not self.takes(works[i], &seen[n], 0, NULL):
                     return None
                 calls[n] = Call(RECV if receives else SEND, &seen[n], &seen[n], seen[n].count * seen[n].type.width,
                                 seen[n].type.datatype, 0, each.peer)
                 places[n] = i
                 n += 1
-        cdef list works = [each.array for each in <list>messages]
         current = <P>self.to.current_stream(self.device)
         for i in range(n):
             ends[i], entries[i] = <P><uintptr_t>(self.events.pop() if self.events else self.new_event()), 0
@@ -553,7 +553,7 @@ cdef class GPUPath:
         if what >= SEND:
             work.peer, work.tag = peer, 0
         work.holds = work.has_event = True
-        self.kept[work._event] = (None, arrays)
+        self.kept[work._event] = storages(arrays), arrays
         self.reap()
         self.holding += 1
         self.in_flight[work] = None

@@ -32,13 +32,13 @@ cdef int[CODES][256] number_of  # NumPy's number of a dtype, by DLPack's code an
 def set_up_tensors(tuple types, dict numbers):
     """Look at objects of exactly these types by DLPack's C functions from now on; `numbers`: NumPy's, by code and bits."""
     global dlpack, tensor_types
+    found = <DLPackExchangeAPI*>PyCapsule_GetPointer(types[0].__dlpack_c_exchange_api__, "dlpack_exchange_api")
+    if found.major != 1 or found.look_at == NULL or found.current_stream == NULL:
+        raise ImportError(f"version {found.major} of DLPack's functions in C")
     memset(number_of, -1, sizeof(number_of))
     for (code, bits), number in numbers.items():
         number_of[<int>code][<int>bits] = number
-    dlpack = <DLPackExchangeAPI*>PyCapsule_GetPointer(types[0].__dlpack_c_exchange_api__, "dlpack_exchange_api")
-    if dlpack.major != 1 or dlpack.look_at == NULL:
-        raise ImportError(f"version {dlpack.major} of DLPack's functions in C")
-    tensor_types = types
+    dlpack, tensor_types = found, types
 
 
 cdef bint looks_at(object tensor, DLTensor* seen) except -1:
@@ -50,6 +50,15 @@ cdef bint looks_at(object tensor, DLTensor* seen) except -1:
     except Exception:  # a sparse one, for example
         return False
     return seen.data != NULL and seen.lanes == 1
+
+
+cdef object storages(object arrays):
+    """Return the memory of all tensors, because the program may give a tensor other memory; None if there is none."""
+    if tensor_types is None:
+        return None
+    if type(arrays) is list or type(arrays) is tuple:
+        return [storages(each) for each in arrays]
+    return arrays.untyped_storage() if type(arrays) in tensor_types else None
 
 
 def view(tensor, bint flat=False):

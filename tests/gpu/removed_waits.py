@@ -38,7 +38,7 @@ COMPILED = {  # pieces of the compiled path, and their replacements
     "code = of_cuda(self.to.record(event, stream))": "pass",
     "code = code or of_cuda(self.to.record(ends[i], own))": "pass",
     "or path.to.wait(current, <P>self._event, 0)": "",
-    "self.kept[work._event] = (None, arrays)": "self.kept[work._event] = (None, ())",
+    "self.kept[work._event] = storages(arrays), arrays": "self.kept[work._event] = None, ()",
     "if self._event == path.issuing.newest:": "if True:",
     "if <intptr_t>current == self.called_on:": "if True:",
     "code = of_cuda(launch(&self.to, self.kernels, packed, IS_RECEIVED, stream))": "pass",

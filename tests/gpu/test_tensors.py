@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import hpccomm as hc
-from hpccomm.core.arrays import device_of_type
+from hpccomm.core.arrays import device_of_type, look_at_tensors
 from hpccomm.cuda import seam
 from hpccomm.native import fastpath
 
@@ -50,6 +50,10 @@ class Tensor:
         """Whether the values are those in memory times -1."""
         return self.is_negated
 
+    def untyped_storage(self) -> Any:
+        """Return the owner of the memory."""
+        return self.array
+
     def is_conj(self) -> bool:
         """Whether the values are conjugated."""
         return False
@@ -71,7 +75,7 @@ Tensor.__dlpack_c_exchange_api__, FUNCTIONS = dlpack.capsule(look_at, current_st
 
 
 @pytest.fixture
-def tensors(plans: list[bool], monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+def tensors(plans: list[bool], monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     """The plans made; the extension and the provider know the class, as they know PyTorch's."""
     fastpath.set_up_tensors((Tensor,), {})
     kind = type(seam.runtime())
@@ -79,7 +83,8 @@ def tensors(plans: list[bool], monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     monkeypatch.setattr(kind, "as_array", lambda self, x: x.array if type(x) is Tensor else view(self, x))
     monkeypatch.setitem(device_of_type, Tensor, "")
     monkeypatch.setattr(Tensor, "stream", None)
-    return plans
+    yield plans
+    look_at_tensors.cache_clear()  # it sets up PyTorch's again
 
 
 def of_tensors(on: Arrays, make: Callable[..., Tensor] = Tensor) -> Any:
@@ -164,3 +169,55 @@ def test_an_operation_in_flight_keeps_its_tensor(process_group: hc.ProcessGroup,
     hc.barrier()
     gc.collect()
     assert known() is None
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "all_gather_single", "isend"])
+def test_an_operation_in_flight_keeps_the_memory_that_its_tensor_had(
+    process_group: hc.ProcessGroup, tensors: list[bool], machine: Any, name: str
+) -> None:
+    machine.held = True
+    tensor = Tensor(gpus.array(np.ones(1000)))
+    into = Tensor(gpus.array(np.ones(1000 * process_group.size)))
+    if name == "all_reduce":
+        works = [hc.all_reduce(tensor, async_op=True)]
+    elif name == "all_gather_single":
+        works = [hc.all_gather_single(into, tensor, async_op=True)]
+    else:
+        to, source = (process_group.rank + 1) % process_group.size, (process_group.rank - 1) % process_group.size
+        other = Tensor(gpus.array(np.ones(1000)))
+        works = hc.batch_isend_irecv([hc.P2POp(hc.isend, tensor, to), hc.P2POp(hc.irecv, other, source)])
+    known = weakref.ref(tensor.array)
+    tensor.array = gpus.array(np.zeros(3))  # as `tensor.data = ...`
+    assert known() is not None
+    races = list(machine.races)
+    machine.held = False
+    for work in works:
+        work.wait()
+    assert not races
+    assert not tensors
+
+
+def test_a_list_may_change_while_its_tensors_are_looked_at(
+    process_group: hc.ProcessGroup, tensors: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrays = [gpus.array(np.ones(3)) for _ in range(8)]
+    given = [Tensor(array) for array in arrays]
+
+    def is_neg(_: Tensor) -> bool:
+        del given[1:]
+        return False
+
+    monkeypatch.setattr(Tensor, "is_neg", is_neg)
+    hc.all_reduce_coalesced(given, async_op=True).wait()
+    assert not tensors
+    for array in arrays:
+        assert_same(gpus.values(array), np.full(3, float(process_group.size)))
+
+
+def test_functions_of_another_version_are_left_alone() -> None:
+    new_class, functions = dlpack.capsule(look_at, current_stream)
+    functions.major = 2
+    for attributes in ({"__dlpack_c_exchange_api__": new_class}, {"__dlpack_c_exchange_api__": 1}, {}):
+        kind = type("Tensor", (), attributes)
+        torch = SimpleNamespace(Tensor=kind, nn=SimpleNamespace(Parameter=kind))
+        assert look_at_tensors.__wrapped__(torch) == ()
