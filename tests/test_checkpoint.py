@@ -8,6 +8,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -497,14 +498,21 @@ def test_a_step_that_was_skipped_counts_when_it_has_been_saved_again(folder: Pat
         checkpoint.save(folder, {"x": np.ones(3)}, 1)
 
 
-@pytest.mark.parametrize("failures", [3, 99])
-def test_a_file_server_that_is_away_for_a_moment(folder: Path, failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_in_the_other_byte_order(folder: Path) -> None:
+    numbers = np.array([1, 2, 3], ml_dtypes.bfloat16)
+    swapped = numbers.byteswap().view(numbers.dtype.newbyteorder())
+    checkpoint.save(folder, {"x": swapped}, 1)
+    assert_same(checkpoint.load(folder).arrays["x"], numbers)
+
+
+@pytest.mark.parametrize(("failures", "why"), [(3, errno.EIO), (99, errno.EIO), (99, errno.EMFILE)])
+def test_a_file_that_can_not_be_read(folder: Path, failures: int, why: int, monkeypatch: pytest.MonkeyPatch) -> None:
     x, wrapped, tried = two_steps(folder), files.open_unbuffered, []
 
     def fail(path: Path) -> Any:
         if "step-0000000002" in str(path) and len(tried) < failures:
             tried.append(path)
-            raise OSError(errno.EIO, "Input/output error", str(path))
+            raise OSError(why, os.strerror(why), str(path))
         return wrapped(path)
 
     monkeypatch.setattr(files, "PAUSES", (0, 0, 0))
@@ -514,6 +522,12 @@ def test_a_file_server_that_is_away_for_a_moment(folder: Path, failures: int, mo
         found = checkpoint.load(folder, fall_back=True)
     assert_same(found.arrays["x"], x * found.step)
     assert found.step == (2 if failures == 3 else 1)
+    monkeypatch.undo()
+    is_removed = failures == 99 and why == errno.EIO  # by the next save; others are not damaged
+    with nullcontext() if is_removed else pytest.raises(ValueError, match="has step 2 already"):
+        checkpoint.save(folder, {"x": x}, 1)
+    hc.barrier()
+    assert checkpoint.steps(folder) == ([1] if is_removed else [1, 2])
 
 
 FORGED: dict[str, Callable[[dict[str, Any]], object]] = {

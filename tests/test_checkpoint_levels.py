@@ -319,6 +319,7 @@ def test_a_full_disk_changes_nothing(base: Path, where: str, monkeypatch: pytest
             job.save(2, flush_every=1)
     hc.barrier()
     assert ("step 2 is complete on the nodes, but not there" in str(caught.value)) == (where == "drained")
+    assert where == "copy" or f"device: '{base}" in str(caught.value)
     job.check(2 if where == "drained" else 1, size)
     assert checkpoint.steps(job.folder) == [1]
     assert len(list(job.folder.glob("step-*"))) == 2, "litter is left"

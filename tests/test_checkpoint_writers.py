@@ -107,6 +107,22 @@ def test_one_save_within_another_is_refused(tmp_path: Path, monkeypatch: pytest.
     assert len(os.listdir(tmp_path)) == 2
 
 
+def test_a_save_of_another_user_refuses_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrapped = os.open
+
+    def refuse(path: Any, *arguments: Any) -> int:  # root may open every file
+        if os.fspath(path).endswith(writer.NAME):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
+        return wrapped(path, *arguments)
+
+    monkeypatch.setattr(writer.os, "open", refuse)
+    save(tmp_path, 1)  # there is no such file: it may not be made
+    (tmp_path / writer.NAME).write_bytes(b"")
+    with pytest.raises(checkpoint.CheckpointError, match=r"another user is saving to .*, remove .*\.saving"):
+        save(tmp_path, 2)
+    check(tmp_path, 1)
+
+
 def test_a_folder_whose_file_was_removed_has_another_lock(tmp_path: Path) -> None:
     with another_writer(tmp_path):
         os.unlink(tmp_path / writer.NAME)  # what the message says, where the process is gone for certain

@@ -14,7 +14,7 @@ import time
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +23,7 @@ import numpy as np
 from ..core.arrays import module_of
 from ..core.late import ON_THE_HOST, late
 from ..errors import CheckpointWarning, on_rank
-from .together import CheckpointError, NoCheckpointError
+from .together import CheckpointError, DamagedError, NoCheckpointError
 
 T = TypeVar("T")
 
@@ -82,7 +82,7 @@ def read_manifest(folder: Path, step: int) -> dict[str, Any]:
     except FileNotFoundError:
         raise NoCheckpointError(f"there is no checkpoint of step {step} in {folder}") from None
     if first != b'{"crc32": "%08x",' % zlib.crc32(rest.removesuffix(b"\n")):
-        raise CheckpointError(f"the manifest {path} is damaged: its checksum is wrong")
+        raise DamagedError(f"the manifest {path} is damaged: its checksum is wrong")
     try:
         body: dict[str, Any] = json.loads(b"{" + rest)
         if body["format"] != FORMAT:
@@ -91,7 +91,7 @@ def read_manifest(folder: Path, step: int) -> dict[str, Any]:
     except CheckpointError:
         raise
     except Exception as error:  # written by another program, with a valid checksum
-        raise CheckpointError(f"the manifest {path} is damaged: {type(error).__name__}: {error}") from None
+        raise DamagedError(f"the manifest {path} is damaged: {type(error).__name__}: {error}") from None
     return body
 
 
@@ -212,7 +212,9 @@ def write_durably(path: Path, write: Callable[[Any], object], undo: Callable[[],
         may_be_there = True
         os.replace(temporary, path)
         fsync_folder(path.parent)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename is None:  # of a write, for example on a full disk
+            error.filename = str(path)
         with suppress(OSError):
             os.unlink(temporary)
             may_be_there = False  # it still had its old name
@@ -292,8 +294,10 @@ def stored(view: Any) -> Any:
     if module_of(view) is not np:
         view = late(ON_THE_HOST)(view)
     array = without_padding(np.asarray(view, order="C"))
+    if not is_of_ml_dtypes(array.dtype):
+        return array
     # .npy can't describe bfloat16 and similar dtypes: their bytes are stored as integers
-    return array.view(f"u{array.dtype.itemsize}") if is_of_ml_dtypes(array.dtype) else array
+    return array.astype(array.dtype.newbyteorder("="), copy=False).view(f"u{array.dtype.itemsize}")
 
 
 def without_padding(array: Any) -> Any:
@@ -373,7 +377,7 @@ def read_bytes(path: Path, shard: dict[str, Any], size: int, block: int, first: 
             data = target[start - first : stop - first] if is_inside else scratch[: stop - start]
             read_at(file, shard["offset"] + start, data, path)
             if zlib.crc32(data) != shard["crc32"][number]:
-                raise CheckpointError(f"{path} is damaged: a checksum is wrong")
+                raise DamagedError(f"{path} is damaged: a checksum is wrong")
             if not is_inside:
                 low, high = max(first, start), min(last, stop)
                 target[low - first : high - first] = data[low - start : high - start]
@@ -388,7 +392,7 @@ def verify_file(path: Path, shards: Iterable[tuple[dict[str, Any], int]], block:
                 part = data[: nbytes - number * block]
                 read_at(file, shard["offset"] + number * block, part, path)
                 if zlib.crc32(part) != crc32:
-                    raise CheckpointError(f"{path} is damaged: a checksum is wrong")
+                    raise DamagedError(f"{path} is damaged: a checksum is wrong")
 
 
 def open_unbuffered(path: Path) -> Any:
@@ -396,9 +400,18 @@ def open_unbuffered(path: Path) -> Any:
     try:
         return open(path, "rb", buffering=0)
     except FileNotFoundError:
-        raise CheckpointError(
-            f"{path} is missing, or the folder is not on a file system that all ranks share"
-        ) from None
+        raise DamagedError(f"{path} is missing, or the folder is not on a file system that all ranks share") from None
+
+
+@contextmanager
+def lost_blocks_are_damage() -> Iterator[None]:
+    """Replace the error of a disk that can't read a block by a DamagedError; other errors may pass."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        raise DamagedError(str(error)) from error
 
 
 def read_at(file: Any, position: int, data: Any, path: Path) -> None:
@@ -408,5 +421,5 @@ def read_at(file: Any, position: int, data: Any, path: Path) -> None:
     while done < len(data):
         count = file.readinto(data[done:])
         if not count:
-            raise CheckpointError(f"{path} is damaged: it ends after {position + done} bytes, too early")
+            raise DamagedError(f"{path} is damaged: it ends after {position + done} bytes, too early")
         done += count

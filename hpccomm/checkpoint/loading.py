@@ -16,7 +16,7 @@ from . import files
 from .nodes import Nodes
 from .parts import length_of, read_part
 from .skipped import SkippedSteps
-from .together import CheckpointError, NoCheckpointError, of_first, together
+from .together import CheckpointError, DamagedError, NoCheckpointError, of_first, together
 
 OPERATION = "checkpoint.load"
 ATTEMPTS = 10  # to read the last checkpoint, while another job saves newer ones and removes it
@@ -117,7 +117,8 @@ class Loading:
                 if is_gone and step is None and vanished < ATTEMPTS:
                     vanished += 1  # the writing job has removed it meanwhile, and saved a later one
                 elif fall_back and before is not None:
-                    SkippedSteps(self.folder).add(chosen)
+                    if isinstance(error, DamagedError):  # the next save removes it
+                        SkippedSteps(self.folder).add(chosen)
                     damaged += f"{error}; "
                     below = chosen
                 else:
@@ -162,7 +163,8 @@ class Loading:
             for kind, arrays in (("arrays", found.arrays), ("replicated", found.replicated)):
                 for name, described in body[kind].items():
                     begin, end = self._bounds(kind, name, described)
-                    arrays[name] = read_part(path_of, body["block"], described, begin, end)
+                    with files.lost_blocks_are_damage():
+                        arrays[name] = read_part(path_of, body["block"], described, begin, end)
 
         together(self.group, OPERATION, read)
         return found

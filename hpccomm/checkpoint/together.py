@@ -25,7 +25,11 @@ class NoCheckpointError(CheckpointError):
     """There is no checkpoint, or not the requested step; the same on every rank."""
 
 
-KINDS = (NoCheckpointError, CheckpointError, OSError, ValueError, TypeError, MemoryError, Exception)
+class DamagedError(CheckpointError):
+    """A file of the checkpoint is missing or has other bytes than `save` wrote; the same on every rank."""
+
+
+KINDS = (NoCheckpointError, DamagedError, CheckpointError, OSError, ValueError, TypeError, MemoryError, Exception)
 RAISED = {OSError: CheckpointError, Exception: RuntimeError}  # instead of these kinds
 
 

@@ -31,7 +31,7 @@ class WriterLock:
         self._file = -1
         self._mine = mine = writer()
         self._was_free = False
-        with suppress(OSError):  # no locks here, or another user's file
+        with suppress(OSError):  # no locks here
             self._was_free = self._take(mine)
             os.truncate(self._file, 0)
             os.pwrite(self._file, json.dumps(mine).encode(), 0)
@@ -44,7 +44,15 @@ class WriterLock:
         """Take the lock; return True if the file did not name a process of another node."""
         is_broken = False
         while True:
-            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            try:
+                file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            except PermissionError:
+                if not os.path.lexists(self._path):
+                    raise
+                raise CheckpointError(
+                    f"another user is saving to {self._path.parent}; one job at a time may write to a folder. If that "
+                    f"process is gone for certain, remove {self._path}"
+                ) from None
             other = _read(file)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -86,21 +86,28 @@ def _export(found: list[Found], arguments: argparse.Namespace) -> int:
 
 
 def _drain(found: list[Found], arguments: argparse.Namespace) -> int:
-    """Copy the files of the last step from this node's storage to the shared folder."""
-    last = [each for each in found if each.step == found[-1].step]
-    if any(each.folder == arguments.folder and each.body is not None for each in last):
-        print(f"step {last[0].step} is in {arguments.folder}")
+    """Copy the files of the last step that has a manifest from this node's storage to the shared folder."""
+    published = [each for each in found if each.body is not None]
+    if not published:
+        raise CheckpointError(f"step {found[-1].step}: {found[-1].problems[0]}")
+    step = published[-1].step
+    for each in found:
+        if each.step > step:
+            print(f"step {each.step}: {each.problems[0]}; it is left out", file=sys.stderr)
+    local = [each for each in published if each.step == step and each.folder != arguments.folder]
+    if len(local) < len([each for each in published if each.step == step]):
+        print(f"step {step} is in {arguments.folder}")
         return 0
-    local = [each for each in last if each.folder != arguments.folder and each.body is not None]
-    if not local:
-        raise CheckpointError(f"step {last[0].step}: {last[0].problems[0]}; --step names another one")
     there, of_all = 0, 0
     for each in local:
         there, of_all = drain(each, arguments.folder)
     if there < of_all:
-        print(f"step {local[0].step}: {there} of {of_all} files are in {arguments.folder}; others are on other nodes")
+        print(
+            f"step {step}: {there} of {of_all} files are in {arguments.folder}; others are on other nodes; if one of "
+            "those is lost, --step names an earlier step"
+        )
     else:
-        print(f"step {local[0].step} is in {arguments.folder}")
+        print(f"step {step} is in {arguments.folder}")
     return 0
 
 

@@ -262,9 +262,10 @@ class Reporter:
             time.sleep(max(0.05, time.monotonic() - began))
 
     def claim(self, seconds: float = 0.0, lost: int = 0) -> bool:
-        """Return whether this rank is the first to claim the verdict on a call that began `seconds` ago.
+        """Return whether this rank is the first to claim the verdict in the last `seconds`.
 
-        A verdict from before that time is about another call. `lost` is the number of a claim that this rank gave up.
+        An earlier verdict is about another call, or no longer true. `lost` is the number of a claim that this rank gave
+        up.
         """
         while self.folder.files(f".claim-{self.claimed + 1}"):
             self.claimed += 1
@@ -274,7 +275,7 @@ class Reporter:
                 max((file.lstat().st_mtime for file in self.folder.files(f".{name}-{self.claimed}")), default=0.0)
                 for name in ("claim", "work")
             )
-            if made >= now - seconds and (self.has_concluded() or max(made, works) > now - LOST):
+            if max(made, works) >= now - seconds and (self.has_concluded() or max(made, works) > now - LOST):
                 return False
         self.claimed += 1
         return self.folder.create(f".claim-{self.claimed}")

@@ -111,7 +111,7 @@ class Watchdog:
                 came = {number: read for number, (read, _) in signals.pipes.items() if read in events}
                 if signal.SIGINT in came:
                     os.read(came[signal.SIGINT], 1 << 16)
-                    end_on_ctrl_c(self.reporter.rank, self._tell_once)
+                    end_on_ctrl_c(self.reporter.rank, lambda where: self._tell_once(where, stream=stderr.uncaptured()))
                 if signal.SIGTERM in came:
                     self._end_on_sigterm()
                 self.look(time.monotonic())
@@ -265,7 +265,8 @@ class Watchdog:
         try:
             same = (each for each in stacks.calls_in_flight(exactly=True) if each.key[:2] == call.key[:2])
             what = self._has_not_ended(next(same, call), elapsed)
-            if self._gives_the_verdict(elapsed, more=2 * PATIENCE + FOLDER_PERIOD if ends else 0.0):
+            overdue = min(elapsed, max(0.0, elapsed - self._limit(call)) + PATIENCE)  # earlier verdicts are others'
+            if self._gives_the_verdict(overdue, more=2 * PATIENCE + FOLDER_PERIOD if ends else 0.0):
                 with reporter.at_work():
                     found = verdict(self._reports("timeout"), reporter.size)
                     lines = [what, *found.lines, self._where_reports_are()]
@@ -380,7 +381,8 @@ class Watchdog:
     def who_is_late(self) -> str:
         """Return the verdict: this rank's, or that of another rank that claimed it before."""
         call = stacks.call_of_thread(threading.get_ident())
-        if self._gives_the_verdict(self.elapsed().get(None if call is None else call.key, LONGEST_PERIOD)):
+        elapsed = self.elapsed().get(None if call is None else call.key, LONGEST_PERIOD)
+        if self._gives_the_verdict(min(PATIENCE, elapsed)):
             found = self.inquire()
             return "\n".join(found.lines) if found.culprits else ""
         return self.reporter.conclusion()

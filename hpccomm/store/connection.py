@@ -7,6 +7,7 @@ import hmac
 import os
 import secrets
 import socket
+import threading
 import time
 
 from ..errors import DistNetworkError, on_rank
@@ -211,7 +212,7 @@ def _left(deadline: float) -> float:
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError
-    return left
+    return min(left, threading.TIMEOUT_MAX)  # a socket takes no more
 
 
 def _is_cut(error: BaseException | None) -> bool:

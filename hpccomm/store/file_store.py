@@ -106,6 +106,8 @@ class FileStore(Store):
 
     def clone(self) -> FileStore:
         """Return another store of the same file, which does not count in `world_size`."""
+        with self._locked(fcntl.LOCK_SH, time.monotonic() + self._timeout):
+            pass  # it is there: no other is made
         return FileStore(self.path, timeout=self.timeout)
 
     def close(self) -> None:

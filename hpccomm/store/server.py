@@ -21,7 +21,7 @@ from typing import NamedTuple
 from ..errors import DistStoreError
 from . import handshake, wire
 from .handshake import ROOM, Session, Verdict
-from .table import LARGEST_VALUE, READS, QueueEmptyError, Request, Table
+from .table import LARGEST_VALUE, MOST_FIELDS, READS, QueueEmptyError, Request, Table
 from .wire import Status
 
 CHUNK = 1 << 18  # bytes read at once
@@ -319,7 +319,7 @@ class Client(asyncio.BufferedProtocol):
             answer = self._server.table.apply(request)
             if answer is None:
                 return False
-            if len(answer.values) > wire.MOST_FIELDS or sum(map(len, answer.values)) > LARGEST_VALUE:
+            if len(answer.values) > MOST_FIELDS or sum(map(len, answer.values)) > LARGEST_VALUE:
                 raise DistStoreError(f"the answer has more than {LARGEST_VALUE} bytes; ask for fewer keys at once")
         except DistStoreError as error:
             code = Status.EMPTY if isinstance(error, QueueEmptyError) else Status.REFUSED

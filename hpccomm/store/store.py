@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.timeouts import as_seconds
 from ..errors import DistStoreError, DistTimeoutError, on_rank
-from .table import HIDDEN, LARGEST_KEY, LARGEST_VALUE, Answer, Op, Request
+from .table import HIDDEN, LARGEST_KEY, LARGEST_MESSAGE, LARGEST_VALUE, MOST_FIELDS, Answer, Op, Request
 
 if TYPE_CHECKING:
     from typing import Self
@@ -231,6 +231,8 @@ class Store(ABC):
         if self.is_closed:
             raise DistStoreError(f"{_name(op, keys)}: the store {self!r} has been closed{on_rank()}")
         checked = tuple([_key(op, key) for key in keys]), tuple([_value(op, keys, value) for value in values])
+        if len(keys) + len(values) > 2:
+            _fit(op, *checked)
         return self.request(Request(op, *checked, number), self._timeout if timeout is None else timeout)
 
 
@@ -261,6 +263,7 @@ class PrefixStore(Store):
         """Return the other store's answer to `request`, with the prefix before each key."""
         prefix = f"{self.prefix}/"
         keys = tuple([_key(request.op, prefix + key) for key in request.keys])
+        _fit(request.op, keys, request.values)
         answer = self.underlying_store.request(request._replace(keys=keys), timeout)
         if request.op == Op.LIST:
             skip = len(prefix.encode())
@@ -320,6 +323,17 @@ def _value(op: Op, keys: Sequence[str], value: Value) -> bytes:
     if len(data) > LARGEST_VALUE:
         raise ValueError(f"{_name(op, keys)}: the value has {len(data)} bytes; at most {LARGEST_VALUE} fit{on_rank()}")
     return data
+
+
+def _fit(op: Op, keys: tuple[str, ...], values: tuple[bytes, ...]) -> None:
+    """Raise an error if the keys and values of a request are more than a message has room for."""
+    count = len(keys) + len(values)
+    nbytes = 4 * count + sum(len(key.encode()) for key in keys) + sum(map(len, values))
+    if count > MOST_FIELDS or nbytes > LARGEST_MESSAGE:
+        raise ValueError(
+            f"{_name(op, keys)}: {count} keys and values of {nbytes} bytes; "
+            f"at most {MOST_FIELDS} of {LARGEST_MESSAGE} bytes go at once{on_rank()}"
+        )
 
 
 def _listed(name: str, keys: Sequence[str]) -> tuple[str, ...]:

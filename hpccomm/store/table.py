@@ -14,6 +14,8 @@ from ..errors import DistStoreError
 
 LARGEST_KEY = 16 << 10  # bytes
 LARGEST_VALUE = 256 << 20
+LARGEST_MESSAGE = LARGEST_VALUE + (32 << 20)  # bytes of the keys and values of a request, and 4 more for each
+MOST_FIELDS = 1 << 20  # keys and values
 HIDDEN = "\0"  # keys that begin with it are internal
 OVERHEAD = 200  # bytes that an entry takes besides its key and value
 
@@ -77,7 +79,8 @@ class Table:
         """Return a key that `request` has to wait for, or None."""
         if request.op == Op.POP:
             return None if self.queues.get(request.keys[0]) else request.keys[0]
-        return next((key for key in request.keys if not self._has(key)), None)
+        there = self.values.__contains__ if request.op == Op.GET else self._has
+        return next((key for key in request.keys if not there(key)), None)
 
     def _has(self, key: str) -> bool:
         return key in self.values or key in self.queues

@@ -121,10 +121,6 @@ class TCPStore(Store):
     def request(self, request: Request, timeout: float) -> Answer:
         """Return the master's answer to `request`."""
         data = wire.packed(request.op, request.keys, request.values, request.number, timeout)
-        if len(data) - wire.HEADER.size > wire.LARGEST_MESSAGE:
-            raise ValueError(
-                f"keys and values have {len(data)} bytes; at most {wire.LARGEST_MESSAGE} go at once{on_rank()}"
-            )
         limit = (timeout if request.op in WAITS else self._timeout) + GRACE
         code, answer = self._connections.ask(data, limit, request.op in READS)
         if code == Status.OK:

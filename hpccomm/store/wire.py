@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from .table import LARGEST_KEY, LARGEST_VALUE, Op, Request
+from .table import LARGEST_KEY, LARGEST_MESSAGE, MOST_FIELDS, Op, Request
 
 VERSION = 2
-LARGEST_MESSAGE = LARGEST_VALUE + (32 << 20)  # bytes after the header
-MOST_FIELDS = 1 << 20
 LONGEST_WAIT = 1e15
 HEADER = struct.Struct("<BBqdIII")  # version, code, number, seconds, count of keys, count of values, bytes that follow
 

@@ -196,6 +196,20 @@ def test_each_node_drains_what_it_has_and_the_last_completes_the_step(
         assert_same(native({**found.arrays, **found.replicated}[name]), expected, name)
 
 
+def test_a_step_without_a_manifest_does_not_keep_earlier_ones_from_being_drained(
+    nodes: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared, local = tmp_path / "shared", local_folder(nodes[0], tmp_path / "shared")
+    whole_one = a_file(local, 20, 0).parent
+    shutil.copytree(whole_one, whole_one.with_name(whole_one.name.replace("20-", "30-")))  # its save was killed
+    assert command("drain", shared, "--local", nodes[1]) == 0
+    assert command("drain", shared, "--local", nodes[0]) == 0
+    said = capsys.readouterr()
+    assert said.out.splitlines()[-1] == f"step 20 is in {shared}"
+    assert "step 30: it has no manifest: its save has not ended, or was killed; it is left out" in said.err
+    assert checkpoint.latest(shared) == 20
+
+
 def test_a_damaged_file_is_not_drained(nodes: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shared = tmp_path / "shared"
     flip(damaged := a_file(local_folder(nodes[0], shared), 20, 0), -1)

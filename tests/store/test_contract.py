@@ -72,6 +72,24 @@ class TestValues:
         assert type(got) is bytes
         assert got == "grün".encode()
 
+    def test_more_keys_than_a_message_takes_are_refused(self, store: hc.Store) -> None:
+        store.set("key", "value")
+        keys = [str(i) for i in range(600_000)]
+        with pytest.raises(ValueError, match=r"multi_set: 1200000 keys and values of \d+ bytes; at most 1048576"):
+            store.multi_set(keys, [b""] * len(keys))
+        with pytest.raises(ValueError, match=r"check: 1200000 keys and values of"):
+            store.check(keys * 2)
+        assert store.clone().get("key") == b"value"
+
+    def test_values_that_a_message_has_no_room_for_are_refused(self, store: hc.Store) -> None:
+        store.set("key", "value")
+        large = bytes(150 << 20)
+        with pytest.raises(ValueError, match=r"multi_set: 4 keys and values of 3\d+ bytes; at most"):
+            store.multi_set(["a", "b"], [large, large])
+        with pytest.raises(ValueError, match=r"compare_set: 3 keys and values of 3\d+ bytes; at most"):
+            store.compare_set("key", large, large)
+        assert store.clone().get("key") == b"value"
+
     @pytest.mark.parametrize("key", ["", "a/b", "ключ", " ", "a\nb"])
     def test_any_str_is_a_key(self, store: hc.Store, key: str) -> None:
         store.set(key, b"value")
@@ -165,6 +183,27 @@ class TestKeys:
         store.set("a", b"")
         store.set("b", b"")
         assert result() is None
+
+    def test_multi_get_waits_for_values_not_for_queues(self, store: hc.Store) -> None:
+        store.set("value", "1")
+        store.queue_push("both", "2")
+        other = store.clone()
+        got = in_a_thread(lambda: other.multi_get(["value", "both"]))
+        short = store.clone()
+        short.set_timeout(0.05)
+        with pytest.raises(hc.DistTimeoutError, match="both"):
+            short.multi_get(["value", "both"])
+        store.set("both", "3")
+        assert got() == [b"1", b"3"]
+
+    @pytest.mark.parametrize("timeout", [float("inf"), timedelta.max])
+    def test_a_wait_may_have_no_limit(self, store: hc.Store, timeout: Any) -> None:
+        other = store.clone()
+        ended = in_a_thread(lambda: other.wait(["key"], timeout))
+        store.set("key", "value")
+        ended()
+        store.set_timeout(timeout)
+        assert store.get("key") == b"value"
 
     @pytest.mark.parametrize("timeout", [0.05, timedelta(milliseconds=50), 0])
     def test_a_wait_in_vain_names_a_key_that_is_missing(self, store: hc.Store, timeout: Any) -> None:

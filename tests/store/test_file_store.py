@@ -347,3 +347,15 @@ def test_a_dropped_store_leaves_no_file_open(tmp_path: Path) -> None:
     assert is_open()
     del store
     assert not is_open()
+
+
+def test_a_clone_makes_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    store = hc.FileStore(path)
+    path.unlink()
+    with pytest.raises(hc.DistStoreError, match="has been deleted or replaced"):
+        store.clone()
+    store.close()
+    with pytest.raises(hc.DistStoreError, match="has been closed"):
+        store.clone()
+    assert not path.exists()
