@@ -61,7 +61,7 @@ def buffer(where: str, message: Any, takes_lists: bool = False) -> tuple[str, An
         counts, displs = (*rest, None, None)[:2]
     call, argument = where.split(": ")
     device, view = locate(call, argument, array)
-    return device, view if datatype is None else _typed(where, view, datatype), counts, displs
+    return device, view if datatype is None else _typed(where, view, datatype, counts), counts, displs
 
 
 def whole(where: str, message: Any, in_memory_order: bool = True) -> tuple[str, Any]:
@@ -123,8 +123,8 @@ def dtype_of(datatype: int) -> np.dtype[Any] | None:
     return np.dtype(np.uint8) if dtype.kind in "VS" and dtype.itemsize == 1 else dtype  # MPI.BYTE, MPI.CHAR
 
 
-def _typed(where: str, array: Any, datatype: Any) -> Any:
-    """View an array as elements of an MPI datatype."""
+def _typed(where: str, array: Any, datatype: Any, counts: Any) -> Any:
+    """View an array as elements of an MPI datatype; with a count, bytes behind the last whole element are left out."""
     if isinstance(datatype, str):
         dtype = np.dtype(datatype)
     else:
@@ -135,7 +135,12 @@ def _typed(where: str, array: Any, datatype: Any) -> Any:
                 f"{where} has the datatype {name}, and only MPI's own have a dtype: give a slice{on_rank()}"
             )
         dtype = found
-    return array if array.dtype == dtype else flat(where, array).view(dtype)
+    if array.dtype == dtype:
+        return array
+    array = flat(where, array)
+    if counts is not None and array.nbytes % dtype.itemsize:
+        array = array.view(np.uint8)[: array.nbytes // dtype.itemsize * dtype.itemsize]
+    return array.view(dtype)
 
 
 def _part(where: str, array: Any, start: int, count: int) -> Any:

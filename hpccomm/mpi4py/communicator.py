@@ -129,9 +129,17 @@ class Comm(_Base):
 
     def Free(self) -> None:
         """Free the communicator and destroy its group; collective."""
+        self._destroy()
+        super().Free()
+
+    def Disconnect(self) -> None:
+        """Complete the communication, free the communicator and destroy its group; collective."""
+        self._destroy()
+        super().Disconnect()
+
+    def _destroy(self) -> None:
         if self._is_ours and not self.process_group.is_destroyed:
             self.process_group.destroy()
-        super().Free()
 
 
 _classes: dict[tuple[int, int], Any] = {}
@@ -254,8 +262,10 @@ def _refused(name: str) -> Callable[..., Any]:
 
 def _making(name: str) -> Callable[..., Any]:
     def call(self: Comm, *arguments: Any, **named: Any) -> Any:
-        backends = self.process_group.dispatcher.backends
         made = getattr(super(Comm, self), name)(*arguments, **named)
+        if self._group is None:  # mpi4py has made it (Idup)
+            return made
+        backends = self.process_group.dispatcher.backends
         if made == MPI.COMM_NULL or not isinstance(made, MPI.Intracomm):
             return made
         new = Comm(made, accelerate=self.accelerates, **self._options)

@@ -192,6 +192,16 @@ def _looking(name: str, own: Callable[..., Any]) -> Any:
     return staticmethod(update_wrapper(look, own))
 
 
+def _of_any(name: str, own: type, base: Any) -> Any:
+    """Return a method that takes any request: `own`'s for its instances, mpi4py's for others."""
+    ours, plain = getattr(own, name), getattr(base, name)
+
+    def method(self: Any, *arguments: Any, **named: Any) -> Any:
+        return (ours if isinstance(self, own) else plain)(self, *arguments, **named)
+
+    return update_wrapper(method, plain)
+
+
 def _start_all(requests: list[MPI.Prequest]) -> None:
     """Start all requests."""
     for each in requests:
@@ -204,9 +214,12 @@ def install() -> None:
         statics: dict[str, Any] = {
             name: _looking(name, getattr(MPI.Request, name)) for name in _STATIC if hasattr(MPI.Request, name)
         }
+        waits = ("Wait", "Test", "wait", "test")
         own = {"Startall": staticmethod(_start_all)} | from_handles(MPI.Prequest)
+        own |= {name: _of_any(name, OfRepeatedWork, MPI.Prequest) for name in (*waits, "Start", "Free")}
         MPI.Prequest = stand_in(MPI.Prequest, statics | own, OfRepeatedWork)  # type: ignore[misc]
-        MPI.Request = stand_in(MPI.Request, statics | from_handles(MPI.Request), OfAWork)  # type: ignore[misc]
+        own = from_handles(MPI.Request) | {name: _of_any(name, OfAWork, MPI.Request) for name in waits}
+        MPI.Request = stand_in(MPI.Request, statics | own, OfAWork)  # type: ignore[misc]
 
 
 def as_prequest(made: Any) -> Any:

@@ -19,6 +19,7 @@ class MPICall(Operation):
 
     record: Record
     ranks: tuple[int, ...]  # in MPI.COMM_WORLD
+    own_rank: int  # read before the call, which may free the communicator
 
     @property
     def described(self) -> str:
@@ -28,7 +29,7 @@ class MPICall(Operation):
     @property
     def rank(self) -> int:
         """This process's rank in MPI.COMM_WORLD."""
-        return int(self.ranks[self.group.rank])
+        return self.own_rank
 
     @property
     def op(self) -> Any:
@@ -66,6 +67,7 @@ class HookedCalls:
             hooks = list(self._hooks.values())
             operation = MPICall(comm, name, record.number, "cpu", name in STARTS, dict(bound), hooks)
             operation.record, operation.ranks = record, seen.ranks
+            operation.own_rank = int(seen.ranks[comm.rank])
             operation.begin()
             try:
                 operation.outcome = call(comm, *arguments)

@@ -159,9 +159,12 @@ def test_what_is_made_of_it(comm: Any) -> None:
     assert none == MPI.COMM_NULL
     other, request = comm.Idup()
     request.Wait()
-    for call in (lambda: other.process_group, other.Dup):
-        with pytest.raises(Exception, match=r"process_group: mpi4py made this communicator \(Idup\)"):
-            call()
+    with pytest.raises(Exception, match=r"process_group: mpi4py made this communicator \(Idup\)"):
+        _ = other.process_group
+    for make in (other.Dup, lambda: other.Split(0)):  # as mpi4py's
+        again = make()
+        assert again.allreduce(1) == SIZE
+        again.Free()
     again = hm.Comm(other)
     again.Free()
 
@@ -186,3 +189,45 @@ def test_requests_are_as_before(comm: Any) -> None:
 def test_what_is_no_communicator() -> None:
     with pytest.raises(TypeError, match=r"expected an MPI\.Intracomm or a ProcessGroup"):
         hm.Comm(3)  # type: ignore[arg-type]
+
+
+def test_mpi4pys_methods_take_any_request(comm: Any) -> None:
+    world, array, into = MPI.COMM_WORLD, np.ones(2), np.zeros(2)
+    requests = [world.Isend(array, (RANK + 1) % SIZE), world.Irecv(into, (RANK - 1) % SIZE)]
+    assert list(map(MPI.Request.Wait, requests)) == [True, True]
+    assert MPI.Request.wait(world.Ibarrier()) is None
+    assert MPI.Request.Test(MPI.REQUEST_NULL)
+    request = world.Send_init(array, (RANK + 1) % SIZE)
+    MPI.Prequest.Start(request)
+    world.Recv(into, (RANK - 1) % SIZE)
+    MPI.Prequest.Wait(request)
+    MPI.Prequest.Free(request)
+    assert request == MPI.REQUEST_NULL
+
+
+def test_a_programs_subclass_of_a_request_is_another_class(comm: Any) -> None:
+    class Own(MPI.Request):
+        pass
+
+    request = MPI.COMM_WORLD.Ibarrier()
+    assert isinstance(request, MPI.Request)
+    assert not isinstance(request, Own)
+    assert Own != MPI.Request
+    assert not issubclass(MPI.Request, Own)
+    request.Wait()
+
+
+def test_disconnect_ends_the_group(comm: Any) -> None:
+    made = comm.Dup()
+    group = made.process_group
+    made.Disconnect()
+    assert made == MPI.COMM_NULL
+    assert group.is_destroyed
+
+
+def test_bytes_behind_the_last_element_are_left_out(comm: Any) -> None:
+    memory = bytearray(8 * LARGE + 4 if RANK == 0 else 8 * LARGE)
+    np.frombuffer(memory, float, LARGE)[:] = given(RANK, LARGE)
+    result = np.zeros(LARGE)
+    comm.Allreduce([memory, LARGE, MPI.DOUBLE], result)
+    assert_same(result, summed(LARGE))

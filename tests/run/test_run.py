@@ -106,7 +106,9 @@ HOOKED = """
     rank, size = comm.Get_rank(), comm.Get_size()
     x, y = np.ones(4), np.full(4, np.nan)
     comm.Allreduce(x, y)
-    comm.Split(0).Bcast(y, root=size - 1)
+    part = comm.Split(0)
+    part.Bcast(y, root=size - 1)
+    part.Free()
     request = comm.Irecv(y, (rank - 1) % size, tag=3)
     comm.Send(x, (rank + 1) % size, tag=3)
     request.Wait()
@@ -128,6 +130,7 @@ def test_a_log_of_its_calls(tmp_path: Path) -> None:
                     "Allreduce #1 of 'COMM_WORLD' (32 B float64), SUM",
                     "Split #2 of 'COMM_WORLD'",
                     f"Bcast #1 of 'Split #2 of COMM_WORLD' (32 B float64), peer {ranks - 1}",
+                    "Free #2 of 'Split #2 of COMM_WORLD'",
                     f"Irecv #1 of 'COMM_WORLD' (32 B float64), peer {(rank - 1) % ranks}, async",
                     f"Send #2 of 'COMM_WORLD' (32 B float64), peer {(rank + 1) % ranks}",
                     "bcast #3 of 'COMM_WORLD', peer 0",
