@@ -32,6 +32,7 @@ Failure = Callable[[], str] | None  # returns this rank's error as text
 Packed = tuple[bytes, str, str]  # an error: its pickle, or b""; the name of its type; its text
 PYTESTS_OWN = {kind.__name__: kind for kind in (pytest.skip.Exception, pytest.fail.Exception, pytest.xfail.Exception)}
 OUTCOMES = ("passed", "skipped", "failed")  # each overrules the ones before it
+LEAVES = -1  # instead of an outcome: this rank runs no more tests
 LOOKS_AGAIN = 1.0  # seconds until ranks that were seen waiting are looked at again
 LONGEST_SUMMARY = 30.0  # seconds that rank 0 may take to print its summary, regardless of --mpi-grace
 
@@ -49,6 +50,7 @@ class Agreement:
         self._not_collected: list[str] = []  # this rank's collection errors
         self._parts = 0  # of the running test: its subtests that have ended
         self._runs = False  # True during a test's call phase
+        self._leaves = ""  # the reason, once the other ranks know that it leaves
         others.leave_files_to_rank_0(config, self._rank, lambda: self._wait(self._comm.Ibarrier(), None))
         config.pluginmanager.register(Examples(config, self.outcomes))
         if self._rank:  # other ranks print nothing
@@ -186,11 +188,22 @@ class Agreement:
 
     # -- the end: ranks stay until rank 0 has printed ---------------------------------------------
 
+    @pytest.hookimpl(tryfirst=True)  # before fixtures are torn down, which may wait for other ranks
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """End the job, with the reason, if pytest ends on this rank only."""
+        self._leave(excinfo.exconly())
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_internalerror(self, excrepr: object) -> None:
+        """End the job, with pytest's traceback, if it fails on this rank only."""
+        self._leave(f"pytest has failed:\n{excrepr}")
+
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
         """Wait for the other ranks: ``python -m mpi4py`` ends the job as soon as one exits with an error."""
         sys.stdout.flush()
-        self._wait(self._comm.Ibarrier(), lambda: "leaving", max(self._grace, LONGEST_SUMMARY))
+        self._leave("its tests have ended")
+        self._exchange([LEAVES, 0, 0], lambda: self._leaves, max(self._grace, LONGEST_SUMMARY))
         if self._rank:
             self._nowhere.close()
 
@@ -208,11 +221,25 @@ class Agreement:
             )
         return [int(outcome) for outcome in everybody[:, 0]]
 
-    def _exchange(self, numbers: list[int], failure: Failure) -> Any:
-        """Return the numbers of all ranks, one row each; `failure` returns this rank's error as text, if it has one."""
+    def _leave(self, why: str) -> None:
+        """Tell the other ranks, once, that this rank runs no more tests."""
+        if not self._leaves:
+            self._leaves = why
+            self._exchange([LEAVES, 0, 0], lambda: why, max(self._grace, LONGEST_SUMMARY))
+
+    def _exchange(self, numbers: list[int], failure: Failure, grace: float | None = None) -> Any:
+        """Return the numbers of all ranks, one row each; `failure` returns this rank's error as text, if it has one.
+
+        If some ranks leave pytest and others do not, the first of them ends the job.
+        """
         mine = np.array(numbers, np.int64)
         everybody = np.empty((self._comm.Get_size(), len(numbers)), np.int64)
-        self._wait(self._comm.Iallgather(mine, everybody), failure)
+        self._wait(self._comm.Iallgather(mine, everybody), failure, grace)
+        leaving = np.flatnonzero(everybody[:, 0] == LEAVES).tolist()
+        if 0 < len(leaving) < len(everybody):
+            if self._rank == leaving[0]:
+                self._end_job(f"leaves pytest, while other ranks go on: {self._leaves}")
+            self._comm.Barrier()  # that rank does not come
         return everybody
 
     def _wait(self, request: MPI.Request, failure: Failure, grace: float | None = None) -> None:

@@ -229,6 +229,28 @@ def test_a_rank_that_has_passed_does_not_wait_for_one_that_waits_for_it(tmp_path
     assert re.search(r"^rank 1: at .*test_suite.py:10 in test_raises, in ", said, re.M), said
 
 
+@pytest.mark.parametrize("fixture", ["", "process_group"])
+@pytest.mark.parametrize(
+    ("leave", "why"),
+    [
+        ("pytest.exit('enough', 7)", "Exit: enough"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("item.config.hook.pytest_runtest_logstart = None", "TypeError: 'NoneType' object is not callable"),
+    ],
+)
+def test_a_rank_that_leaves_pytest_says_why(tmp_path: Path, leave: str, why: str, fixture: str) -> None:
+    suite = f"""
+        def test_before({fixture}): pass
+        def test_leaves({"request, " if "item" in leave else ""}{fixture}):
+            if RANK == 1: {leave.replace("item", "request")}
+        def test_after({fixture}): pass
+        """
+    result = run(suite, tmp_path, grace=9, env={"HPCCOMM_DEBUG_DIR": str(tmp_path / "reports")})
+    assert result.returncode not in (0, 124)
+    assert re.search(r"rank 1: leaves pytest, while other ranks go on: ", result.stderr), result.stderr
+    assert why in result.stderr
+
+
 def test_a_verdict_is_seen_although_pytest_captures_and_names_the_test_that_others_have_ended(tmp_path: Path) -> None:
     suite = """
         import hpccomm as hc
