@@ -127,8 +127,8 @@ def save(
     arrays : dict of str to array
         This rank's part of each *sharded* array: the parts of all ranks, in rank order along `axis`, make the global
         array. Parts may have different lengths, also 0. Names, dtypes and the other dimensions must be the same on
-        every rank. GPU arrays are copied to the host one by one. Dtypes: those that
-        .npy files can hold, without objects, and ml_dtypes'.
+        every rank. GPU arrays are copied to the host one by one. Dtypes: those that .npy files can hold, without
+        objects, and ml_dtypes'.
     step : int
         The number of the checkpoint, 0 or more, the same on every rank.
     replicated : dict of str to array, optional

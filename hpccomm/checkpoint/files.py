@@ -14,7 +14,7 @@ import time
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -164,7 +164,10 @@ def data_of(folder: Path, step: int) -> str | None:
 
 
 def patiently(read: Callable[[], T]) -> T:
-    """Return the result of `read`; retry after temporary failures of the file system."""
+    """Return the result of `read`; retry after temporary failures of the file system.
+
+    DamagedError if the disk can't read a block; other errors may pass.
+    """
     for pause in PAUSES:
         try:
             return read()
@@ -172,7 +175,12 @@ def patiently(read: Callable[[], T]) -> T:
             if error.errno not in PASSING:
                 raise
             time.sleep(pause)
-    return read()
+    try:
+        return read()
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        raise DamagedError(str(error)) from error
 
 
 # -- writing -----------------------------------------------------------------------------------------
@@ -401,17 +409,6 @@ def open_unbuffered(path: Path) -> Any:
         return open(path, "rb", buffering=0)
     except FileNotFoundError:
         raise DamagedError(f"{path} is missing, or the folder is not on a file system that all ranks share") from None
-
-
-@contextmanager
-def lost_blocks_are_damage() -> Iterator[None]:
-    """Replace the error of a disk that can't read a block by a DamagedError; other errors may pass."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno != errno.EIO:
-            raise
-        raise DamagedError(str(error)) from error
 
 
 def read_at(file: Any, position: int, data: Any, path: Path) -> None:

@@ -163,8 +163,7 @@ class Loading:
             for kind, arrays in (("arrays", found.arrays), ("replicated", found.replicated)):
                 for name, described in body[kind].items():
                     begin, end = self._bounds(kind, name, described)
-                    with files.lost_blocks_are_damage():
-                        arrays[name] = read_part(path_of, body["block"], described, begin, end)
+                    arrays[name] = read_part(path_of, body["block"], described, begin, end)
 
         together(self.group, OPERATION, read)
         return found

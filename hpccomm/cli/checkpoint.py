@@ -94,12 +94,12 @@ def _drain(found: list[Found], arguments: argparse.Namespace) -> int:
     for each in found:
         if each.step > step:
             print(f"step {each.step}: {each.problems[0]}; it is left out", file=sys.stderr)
-    local = [each for each in published if each.step == step and each.folder != arguments.folder]
-    if len(local) < len([each for each in published if each.step == step]):
+    last = [each for each in published if each.step == step]
+    if any(each.folder == arguments.folder for each in last):
         print(f"step {step} is in {arguments.folder}")
         return 0
     there, of_all = 0, 0
-    for each in local:
+    for each in last:
         there, of_all = drain(each, arguments.folder)
     if there < of_all:
         print(

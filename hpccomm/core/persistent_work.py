@@ -13,7 +13,7 @@ from ..job import failures
 from .calls import Call
 from .observers import who_is_late
 from .operation_list import START
-from .timeouts import as_seconds, time_to_wait
+from .timeouts import after, time_to_wait
 from .work import CompletedWork, Work, is_of_a_signal_handler
 
 if TYPE_CHECKING:
@@ -128,9 +128,8 @@ class PersistentWork:
             deadline = time.monotonic() + time_to_wait(f"{self.op_type}.wait", timeout)
             while not self._ends(self.poll):
                 if time.monotonic() >= deadline:
-                    after = f" after {as_seconds(timeout):g} s" if timeout else ""
                     raise DistTimeoutError(
-                        f"{self.op_type}: not done{after}; it is still in flight{on_rank()}"
+                        f"{self.op_type}: not done{after(timeout)}; it is still in flight{on_rank()}"
                         + (who_is_late() if timeout == self._timeout else "")
                     )
                 time.sleep(0)

@@ -40,6 +40,11 @@ def time_to_wait(name: str, timeout: timedelta | float) -> float:
     return seconds
 
 
+def after(timeout: timedelta | float) -> str:
+    """Return " after 3 s" for a message; "" if there was no time."""
+    return f" after {as_seconds(timeout):g} s" if timeout else ""
+
+
 def keeps_time(function: F) -> F:
     """Mark a function that raises an error by itself after too long a wait."""
     KEEP_TIME.add(function.__code__)

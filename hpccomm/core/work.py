@@ -18,7 +18,7 @@ import numpy as np
 from ..errors import DistError, DistTimeoutError, UnsupportedOperationError, log_exception, on_rank
 from ..job import failures
 from .observers import who_is_late
-from .timeouts import as_seconds, pause, pauses, time_to_wait
+from .timeouts import after, pause, pauses, time_to_wait
 from .work_info import NOT_FOLLOWED
 
 if TYPE_CHECKING:
@@ -213,10 +213,9 @@ class Work:
         while not self.has_ended():
             if time.monotonic() >= deadline:
                 self.has_timed_out = self.progress.can_be_left and timeout == self.info.timeout
-                after = f" after {as_seconds(timeout):g} s" if timeout else ""
                 raise DistTimeoutError(
-                    f"{self.op_type} #{self.sequence_number}: not done{after}; it is still in flight, and the timeout "
-                    f"has passed. Has every rank of the group made the matching call?{on_rank()}"
+                    f"{self.op_type} #{self.sequence_number}: not done{after(timeout)}; it is still in flight, and the "
+                    f"timeout has passed. Has every rank of the group made the matching call?{on_rank()}"
                     + (who_is_late() if timeout == self.info.timeout else "")
                 )
             self.make_progress()

@@ -31,9 +31,8 @@ def _stands_in(cls: type) -> bool:
 
 def stand_in(base: type, methods: dict[str, Any], *others: type) -> Any:
     """Return a subclass of `base` and `others` with these methods, under its base's name, which pickle uses too."""
-    named: dict[str, Any] = {"__module__": base.__module__, "__doc__": base.__doc__, "__qualname__": base.__qualname__}
-    named["_stands_in"] = True
-    return LikeItsBase(base.__name__, (*others, base), named | methods)
+    named = {"__module__": base.__module__, "__doc__": base.__doc__, "__qualname__": base.__qualname__}
+    return LikeItsBase(base.__name__, (*others, base), {"_stands_in": True, **named, **methods})
 
 
 def from_handles(base: type) -> dict[str, Any]:

@@ -18,8 +18,7 @@ class MPICall(Operation):
     """A call of mpi4py as hooks see it: its group is the communicator, its arguments have mpi4py's names."""
 
     record: Record
-    ranks: tuple[int, ...]  # in MPI.COMM_WORLD
-    own_rank: int  # read before the call, which may free the communicator
+    own_rank: int  # in MPI.COMM_WORLD, read before the call, which may free the communicator
 
     @property
     def described(self) -> str:
@@ -66,8 +65,7 @@ class HookedCalls:
             record, bound = describe(seen, name, arguments, "")
             hooks = list(self._hooks.values())
             operation = MPICall(comm, name, record.number, "cpu", name in STARTS, dict(bound), hooks)
-            operation.record, operation.ranks = record, seen.ranks
-            operation.own_rank = int(seen.ranks[comm.rank])
+            operation.record, operation.own_rank = record, int(seen.ranks[comm.rank])
             operation.begin()
             try:
                 operation.outcome = call(comm, *arguments)

@@ -231,8 +231,7 @@ class Store(ABC):
         if self.is_closed:
             raise DistStoreError(f"{_name(op, keys)}: the store {self!r} has been closed{on_rank()}")
         checked = tuple([_key(op, key) for key in keys]), tuple([_value(op, keys, value) for value in values])
-        if len(keys) + len(values) > 2:
-            _fit(op, *checked)
+        _fit(op, *checked)
         return self.request(Request(op, *checked, number), self._timeout if timeout is None else timeout)
 
 
@@ -328,6 +327,8 @@ def _value(op: Op, keys: Sequence[str], value: Value) -> bytes:
 def _fit(op: Op, keys: tuple[str, ...], values: tuple[bytes, ...]) -> None:
     """Raise an error if the keys and values of a request are more than a message has room for."""
     count = len(keys) + len(values)
+    if count <= 2:  # a key and a value always fit
+        return
     nbytes = 4 * count + sum(len(key.encode()) for key in keys) + sum(map(len, values))
     if count > MOST_FIELDS or nbytes > LARGEST_MESSAGE:
         raise ValueError(

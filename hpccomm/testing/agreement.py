@@ -203,7 +203,7 @@ class Agreement:
         """Wait for the other ranks: ``python -m mpi4py`` ends the job as soon as one exits with an error."""
         sys.stdout.flush()
         self._leave("its tests have ended")
-        self._exchange([LEAVES, 0, 0], lambda: self._leaves, max(self._grace, LONGEST_SUMMARY))
+        self._exchange([LEAVES, 0, 0], lambda: self._leaves)
         if self._rank:
             self._nowhere.close()
 
@@ -225,15 +225,16 @@ class Agreement:
         """Tell the other ranks, once, that this rank runs no more tests."""
         if not self._leaves:
             self._leaves = why
-            self._exchange([LEAVES, 0, 0], lambda: why, max(self._grace, LONGEST_SUMMARY))
+            self._exchange([LEAVES, 0, 0], lambda: why)
 
-    def _exchange(self, numbers: list[int], failure: Failure, grace: float | None = None) -> Any:
+    def _exchange(self, numbers: list[int], failure: Failure) -> Any:
         """Return the numbers of all ranks, one row each; `failure` returns this rank's error as text, if it has one.
 
         If some ranks leave pytest and others do not, the first of them ends the job.
         """
         mine = np.array(numbers, np.int64)
         everybody = np.empty((self._comm.Get_size(), len(numbers)), np.int64)
+        grace = max(self._grace, LONGEST_SUMMARY) if numbers[0] == LEAVES else self._grace
         self._wait(self._comm.Iallgather(mine, everybody), failure, grace)
         leaving = np.flatnonzero(everybody[:, 0] == LEAVES).tolist()
         if 0 < len(leaving) < len(everybody):
