@@ -221,8 +221,8 @@ def write_durably(path: Path, write: Callable[[Any], object], undo: Callable[[],
         os.replace(temporary, path)
         fsync_folder(path.parent)
     except BaseException as error:
-        if isinstance(error, OSError) and error.filename is None:  # of a write, for example on a full disk
-            error.filename = str(path)
+        if isinstance(error, OSError):  # a write, for example on a full disk, names no file
+            error.filename = error.filename or str(path)
         with suppress(OSError):
             os.unlink(temporary)
             may_be_there = False  # it still had its old name
@@ -278,6 +278,7 @@ def fsync_folder(path: Path) -> None:
         os.fsync(number)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.EBADF):  # file systems that can't, and need not: CIFS, some FUSE
+            error.filename = error.filename or str(path)
             raise
     finally:
         os.close(number)
