@@ -60,6 +60,8 @@ def buffer(where: str, message: Any, takes_lists: bool = False) -> tuple[str, An
             rest = list(rest[0])
         counts, displs = (*rest, None, None)[:2]
     call, argument = where.split(": ")
+    if isinstance(array, np.ndarray):  # mpi4py sends a masked array's memory, too
+        array = array.view(np.ndarray)
     device, view = locate(call, argument, array)
     return device, view if datatype is None else _typed(where, view, datatype, counts), counts, displs
 

@@ -126,6 +126,13 @@ def test_what_mpi_has_not(comm: Any) -> None:
     assert_same(spread, summed(LARGE))
 
 
+def test_a_masked_array_on_one_rank_is_its_memory_as_in_mpi4py(comm: Any) -> None:
+    sent: Any = given(RANK, LARGE)
+    output = np.zeros(LARGE)
+    comm.Allreduce(np.ma.masked_equal(sent, 0) if RANK == 0 else sent, output)
+    assert_same(output, summed(LARGE))
+
+
 def test_what_stays_with_mpi(comm: Any) -> None:
     begun = comm.process_group.sequence_number
     own = MPI.Op.Create(lambda a, b, _: np.frombuffer(b, float).__iadd__(np.frombuffer(a, float)), commute=True)
