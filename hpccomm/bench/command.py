@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -22,14 +22,13 @@ import hpccomm as hc
 
 from ..cli import machine
 from ..cli.main import is_first_process, let_the_first_process_speak, nearest
+from ..process.numbers import number, positive, seconds
 from ..process.tuning import as_json
 from . import gpu, plot, registry, report
 from .contenders import CONTENDERS, GPU_CONTENDERS, OF_DEVICE
 from .measure import Plan
 from .registry import UFUNCS, Benchmark
 from .report import Row
-
-N = TypeVar("N", int, float)
 
 KINDS = {"collectives": "collective", "coalesced": "coalesced", "messages": "message"}
 PAIRS = "Latency and bandwidth between every two ranks; slow pairs are named. Not together with others."
@@ -410,19 +409,5 @@ def contenders(text: str) -> list[str]:
     return names
 
 
-def _number(words: str, kind: Callable[[str], N], allowed: Callable[[N], bool]) -> Callable[[str], N]:
-    """Return an argparse type for numbers, which `words` describe in errors."""
-
-    def read(text: str) -> N:
-        with contextlib.suppress(ValueError):
-            if allowed(number := kind(text)):
-                return number
-        raise argparse.ArgumentTypeError(f"{text!r} is not {words}")
-
-    return read
-
-
-positive = _number("a positive integer", int, lambda number: number > 0)
-count = _number("an integer of 0 or more", int, lambda number: number >= 0)
-factor = _number("an integer of 2 or more", int, lambda number: number > 1)
-seconds = _number("a positive number of seconds", float, lambda number: number > 0)
+count = number("an integer of 0 or more", int, lambda found: found >= 0)
+factor = number("an integer of 2 or more", int, lambda found: found > 1)

@@ -173,14 +173,13 @@ class Dispatcher:
         work.info = work_info((self, name, number, result, peer, self.timeout, tag))
         for array in result if type(result) is list else (result,):
             self.unasked_bytes += getattr(array, "nbytes", 0)
-        if len(self.in_flight) >= REAP_ABOVE or self.unasked_bytes >= REAP_BYTES or work.progress.is_released_at_once:
-            self.unasked_bytes = 0
-            try:
+        many, large = len(self.in_flight) >= REAP_ABOVE, self.unasked_bytes >= REAP_BYTES
+        try:  # `reap` first, which needn't poll a GPU for a Work that has just begun; its callbacks may raise
+            if many or large or work.progress.is_released_at_once:
+                self.unasked_bytes = 0
                 self.reap()
-            finally:  # a callback or a signal handler may raise
-                self.in_flight[work] = None
-        else:
-            self.in_flight[work] = None  # after `reap`, which needn't poll a GPU for a Work that has just begun
+        finally:
+            self.in_flight[work] = None
 
     def set_up(self, call: Call, step: Callable[[], PersistentWork] | None = None) -> PersistentWork:
         """Set up the persistent form of an operation with checked arguments, by its backend or by `step`."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
 import os
 import select
 import signal
@@ -15,6 +14,7 @@ import time
 import tty
 from collections.abc import Callable, Iterator
 
+from ..process.numbers import seconds
 from . import asking
 from .view import View
 
@@ -38,13 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--interval", type=seconds, default=2.0, metavar="SECONDS", help="time between two screens (default: 2)"
     )
     parser.add_argument("--json", action="store_true", help="print each screen as one line of JSON")
-
-
-def seconds(text: str) -> float:
-    """Return a positive number."""
-    if not 0 < (found := float(text)) < math.inf:
-        raise ValueError
-    return found
 
 
 def run(arguments: argparse.Namespace) -> int:

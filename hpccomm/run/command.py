@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import atexit
 import io
-import math
 import os
 import re
 import runpy
@@ -20,6 +19,7 @@ from ..process import stderr
 from ..process.abort import abort
 from ..process.environment import placement
 from ..process.excepthook import AbortOnException, aborts_on_exception, end_with
+from ..process.numbers import seconds
 from ..process.stderr import tell
 from .at_import import AtImport
 from .main_module import CantOpenError, folder_of, run_code, run_file, run_module
@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
     for name in ("timeout", "on_timeout", "debug_dir", "trace", "debug"):
         value = getattr(arguments, name)
         if value is not None:
-            os.environ[f"HPCCOMM_{name.upper()}"] = value
+            os.environ[f"HPCCOMM_{name.upper()}"] = str(value)
     pid, place = os.getpid(), placement()
     if place is not None and place.rank is not None:
         errors.set_rank(place.rank)
@@ -269,17 +269,6 @@ def _leave(group: Any, pid: int) -> None:
 
 
 # -- types of options; argparse names the option that one of them refuses ---------------------------------
-
-
-def seconds(text: str) -> str:
-    """Return the text of a positive number of seconds."""
-    try:
-        is_valid = 0 < float(text) < math.inf
-    except ValueError:
-        is_valid = False
-    if not is_valid:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
-    return text
 
 
 def in_a_folder(text: str) -> str:

@@ -19,7 +19,7 @@ from types import TracebackType
 
 from ..process.stderr import tell
 
-TIME_LIMIT = "86400"  # seconds of a job with a debugger: other ranks wait for the stopped one
+TIME_LIMIT = 86400  # seconds of a job with a debugger: other ranks wait for the stopped one
 
 
 def is_installed() -> bool:

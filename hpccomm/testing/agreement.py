@@ -51,6 +51,7 @@ class Agreement:
         self._parts = 0  # of the running test: its subtests that have ended
         self._runs = False  # True during a test's call phase
         self._leaves = ""  # the reason, once the other ranks know that it leaves
+        self._failed: list[str] = []  # errors, which pytest prints at its end, or this rank if it ends the job
         others.leave_files_to_rank_0(config, self._rank, lambda: self._wait(self._comm.Ibarrier(), None))
         config.pluginmanager.register(Examples(config, self.outcomes))
         if self._rank:  # other ranks print nothing
@@ -145,10 +146,12 @@ class Agreement:
         """
         unittests = getattr(item, "_excinfo", None)  # a TestCase's errors, which pytest puts into the call later
         own = unittests[0] if unittests and call.excinfo is None else call.excinfo
-        mine = 0
+        mine, how = 0, ""
         if own is not None:
             mine = 1 if isinstance(own.value, (pytest.skip.Exception, unittest.SkipTest)) else 2
-        everybody = self.outcomes(where, mine, (lambda: str(item.repr_failure(own))) if own and mine == 2 else None)
+            how = f" by {own.exconly().splitlines()[0]}"
+        failure = (lambda: str(item.repr_failure(own))) if own and mine == 2 else None
+        everybody = self.outcomes(where, mine, failure, how)
         worst = max(everybody)
         if worst == 0 or min(everybody) == worst:
             return True
@@ -178,6 +181,7 @@ class Agreement:
                     report.sections.insert(0, (title, ""))
                 elif text:
                     report.sections.append((ranks_in_words(ranks), text))
+            self._failed.append(f"\n{report.nodeid} ({report.when}): {report.sections[0][0]}\n{report.longreprtext}")
         return report
 
     @pytest.hookimpl(trylast=True)  # after pytest has decided whether to stop
@@ -209,9 +213,9 @@ class Agreement:
 
     # -- internal --------------------------------------------------------------------------------
 
-    def outcomes(self, where: str, mine: int, failure: Failure) -> list[int]:
+    def outcomes(self, where: str, mine: int, failure: Failure, how: str = "") -> list[int]:
         """Return all ranks' outcomes of the test phase `where`; end the job if ranks are at different ones."""
-        debug_report.ended = where
+        debug_report.ended = f"{where}{how}"
         everybody = self._exchange([mine, _digest(where), 0], failure)
         debug_report.ended = ""
         if (everybody[:, 1] != everybody[0, 1]).any():
@@ -286,10 +290,12 @@ class Agreement:
         return [f"{ranks_in_words(ranks)}: at {place}" for place, ranks in ranks_by_value(others).items()]
 
     def _uncaptured(self) -> TextIO | None:
-        """Return the stderr that pytest does not capture; used by a rank that is about to end the job."""
+        """Return the stderr that pytest does not capture, for a rank that ends the job; print the errors of tests."""
         capture = self._config.pluginmanager.getplugin("capturemanager")
         if capture is not None:
             capture.suspend(in_=True)
+        while self._failed:
+            tell(self._failed.pop(0), sys.__stderr__)
         return sys.__stderr__
 
     def _end_job(self, message: str) -> None:

@@ -251,16 +251,22 @@ def test_a_rank_that_leaves_pytest_says_why(tmp_path: Path, leave: str, why: str
     assert why in result.stderr
 
 
-def test_a_verdict_is_seen_although_pytest_captures_and_names_the_test_that_others_have_ended(tmp_path: Path) -> None:
-    suite = """
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [("None", ""), ("pytest.skip('no GPU')", " by Skipped: no GPU"), ("1 / 0", " by ZeroDivisionError: division by ")],
+)
+def test_a_verdict_is_seen_although_pytest_captures_with_the_tests_errors(tmp_path: Path, end: str, how: str) -> None:
+    suite = f"""
         import hpccomm as hc
         hc.init_process_group(timeout=3)
-        def test_hangs():
-            if RANK == 0: hc.barrier()
+        def test_before(): assert RANK == 1, "on rank 0"
+        def test_hangs(): hc.barrier() if RANK == 0 else {end}
         """
     result = run(suite, tmp_path, 2, env={"HPCCOMM_DEBUG_DIR": str(tmp_path / "reports")})
     assert result.returncode == 124, result.stdout + result.stderr
-    assert "rank 1 never reached barrier #1 of 'world': it has ended test_suite.py::test_hangs" in result.stderr
+    verdict = f"rank 1 never reached barrier #1 of 'world': it has ended test_suite.py::test_hangs (call){how}"
+    assert verdict in result.stderr
+    assert len(re.findall("^E +AssertionError: on rank 0", result.stderr, re.M)) == 1
     assert "hpccomm: the job ends with status 124" in result.stderr
 
 
