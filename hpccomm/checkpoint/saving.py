@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ import numpy as np
 from ..core import checks
 from ..core.arrays import Array, locate, module_of
 from ..core.group import ProcessGroup
+from ..core.wakes import Event
 from ..errors import on_rank
 from . import files
 from .destination import Destination, file_of
@@ -49,7 +49,7 @@ class Saving:
     first: dict[str, Any] = field(default_factory=dict)  # the description of the first rank's arguments
     written: Attempt = field(init=False)
     drained: Attempt = field(init=False)  # with `levels`, if this save goes to the shared folder, too
-    is_written: threading.Event = field(default_factory=threading.Event)
+    is_written: Event = field(default_factory=Event)
 
     def run(self, metadata: Any, keep: Any, overwrite: bool) -> list[str]:
         """Write the checkpoint while the program waits; return warnings."""

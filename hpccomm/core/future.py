@@ -14,6 +14,7 @@ from ..errors import UnsupportedOperationError, log_exception, on_rank
 from ..job import mpi_library
 from . import progress
 from .timeouts import pause, pauses
+from .wakes import Condition
 
 if TYPE_CHECKING:
     from .work import Work
@@ -36,6 +37,10 @@ class Future(concurrent.futures.Future[Any]):
     >>> doubled.wait()
     42
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._condition = Condition()
 
     def wait(self, timeout: float | None = None) -> Any:
         """Block until the future is completed; return the value, or raise the error.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ..errors import log_exception
 from .operation_list import MESSAGES
 from .timeouts import pause, pauses
+from .wakes import Bell
 
 if TYPE_CHECKING:
     from .work import Work
@@ -23,9 +24,9 @@ NAME = "hpccomm-progress"
 # Works that complete in launch order share a queue. Only its first Work is polled: any poll lets MPI make progress on
 # all of them. A message has its own queue, because it may wait forever.
 _queues: dict[Hashable, deque[Work]] = {}
-_wake = threading.Condition()
+_changing = threading.RLock()  # guards the queues
+_bell = Bell()
 _thread: threading.Thread | None = None
-_news = False  # whether a Work has been added or has ended since the last poll
 _stopping = False
 
 
@@ -36,13 +37,13 @@ def drive(work: Work) -> None:
     if threading.current_thread().name == NAME:  # begun by a callback, which may wait for it
         threading.Thread(target=_drive_alone, args=(work,), name=NAME, daemon=True).start()
         return
-    with _wake:
+    with _changing:
         _queues.setdefault(_queue_of(work), deque()).append(work)
         if _thread is None:
             _thread = threading.Thread(target=_run, name=NAME, daemon=True)
             _thread.start()
             atexit.register(_stop)  # runs before MPI_Finalize, which mpi4py calls after Python's exit functions
-        look_now()
+    look_now()
 
 
 def is_ahead_of(work: Work) -> bool:
@@ -57,27 +58,22 @@ def _queue_of(work: Work) -> Hashable:
 
 def look_now() -> None:
     """Make the thread poll at once: there is a new Work, or a transport has noticed that a Work has ended."""
-    global _news
-    with _wake:
-        _news = True
-        _wake.notify()
+    _bell.ring()
 
 
 def _run() -> None:
-    global _news
     looks = pauses()
     while True:
         seconds = next(looks)
         if not seconds:
-            pause(0)  # without the lock
-        with _wake:
+            pause(0)
+        with _changing:
             _forget_empty_queues()
-            if not (_stopping or _news) and (seconds or not _queues):
-                _wake.wait(seconds if _queues else None)
-            if _stopping:
-                return
-            if _news:
-                looks, _news = pauses(), False
+        if _bell.wait(seconds if _queues else None):
+            looks = pauses()
+        if _stopping:
+            return
+        with _changing:
             queues = list(_queues.values())
         if sum(map(_advance, queues)):
             looks = pauses()
@@ -113,8 +109,7 @@ def _has_ended(work: Work) -> bool:
 
 def _stop() -> None:
     global _stopping
-    with _wake:
-        _stopping = True
-        _wake.notify()
+    _stopping = True
+    look_now()
     if _thread is not None:
         _thread.join(timeout=5)

@@ -21,6 +21,7 @@ from mpi4py import MPI
 
 from ..core.backend import Backend
 from ..core.progress import look_now
+from ..core.wakes import Event
 from ..core.work import Work
 from ..job import failures, tags
 from ..job.mpi_library import private, release
@@ -111,7 +112,7 @@ class ThreadWork(Work):
         super().__init__()
         self.alive = arguments
         self._name = operation
-        self._done = threading.Event()
+        self._done = Event()
         self._raised: Exception | None = None
 
     def run(self, backend: Backend | None, failure: Exception | None) -> None:

@@ -23,7 +23,7 @@ from ..core.backend import Backend
 from ..core.operations import NotLoaded
 from ..core.options import BackendOptions
 from ..core.timeouts import MAIN, pause, pauses
-from ..core.work import Work
+from ..core.work import Work, is_of_a_signal_handler
 from ..errors import DistError, on_rank
 from ..job.mpi_library import private
 from ..job.tags import OBJECTS
@@ -257,6 +257,8 @@ def _unpickle(data: Any, *buffers: Any) -> Any:
     try:
         return pkl5.pickle.loads_oob(data, list(buffers))
     except Exception as error:  # unpickling runs any code of the object's class; the other objects have come, too
+        if is_of_a_signal_handler(error):
+            raise
         return NotLoaded(error)
 
 

@@ -17,6 +17,7 @@ from mpi4py import MPI
 from mpi4py.util import pkl5
 
 from ..core.timeouts import as_seconds, pause, pauses
+from ..core.wakes import Bell, Event
 from ..errors import DistBackendError, DistTimeoutError, RankFailedError, log_exception, on_rank
 from ..job import failures, mpi_library
 from .messages import TAG, Call, Outcome, Stop, error_of
@@ -67,8 +68,8 @@ class Scheduler:
         self._broken: BaseException | None = None
         self._lock = threading.Lock()  # of the tasks and the flags
         self._looking = threading.Lock()
-        self._news = threading.Event()
-        self.is_over = threading.Event()  # all workers but late ones have been released
+        self._news = Bell()
+        self.is_over = Event()  # all workers but late ones have been released
         self.has_thread = mpi_library.any_thread_may_call()
         if self.has_thread:
             self._thread = threading.Thread(target=self._run, name="hpccomm-executor", daemon=True)
@@ -91,7 +92,7 @@ class Scheduler:
             if self._broken is not None:
                 raise concurrent.futures.BrokenExecutor(str(self._broken)) from self._broken
             self._tasks.append(Task(self._group, call, future))
-        self._news.set()
+        self._news.ring()
         return future
 
     def close(self, cancels: bool) -> None:
@@ -100,7 +101,7 @@ class Scheduler:
             self._is_closing = True
         for task in list(self._tasks) if cancels else ():
             task.future.cancel()
-        self._news.set()
+        self._news.ring()
 
     def wait(self) -> None:
         """Wait until the workers have been released."""
@@ -132,12 +133,10 @@ class Scheduler:
             elif not self._is_waiting():
                 if not self._has_ended():
                     self._news.wait()
-                    self._news.clear()
             elif (seconds := next(looks)) == 0:
                 pause(0)
             else:
                 self._news.wait(seconds)
-                self._news.clear()
         self.is_over.set()
         atexit.unregister(self._at_exit)
 
@@ -150,9 +149,9 @@ class Scheduler:
 
     def _at_exit(self) -> None:
         if self._is_closing:  # the workers will be released soon
-            self._thread.join(LONGEST_GOODBYE)
+            self._thread.join()
         self._is_ending = True
-        self._news.set()
+        self._news.ring()
         self._thread.join(LONGEST_GOODBYE)
 
     def look(self) -> bool:
@@ -188,22 +187,22 @@ class Scheduler:
                 message = self._comm.improbe(MPI.ANY_SOURCE, TAG, status)
                 if message is None:
                     return has_come
-                outcome: Outcome | Exception = Outcome(*message.recv())
+                outcome: Outcome | BaseException = Outcome(*message.recv())
             except MPI.Exception as error:
                 self._bury_the_dead(error)
                 continue
-            except Exception as error:  # from unpickling
+            except BaseException as error:  # from unpickling, for example of a module that calls sys.exit
                 outcome = error
             has_come = True
             worker = self._workers.get(status.Get_source())
             if worker is not None:  # not removed by `_break`
                 self._settle(worker, outcome)
 
-    def _settle(self, worker: Served, outcome: Outcome | Exception) -> None:
+    def _settle(self, worker: Served, outcome: Outcome | BaseException) -> None:
         rank = self._group.ranks[worker.rank]
         if not worker.is_ready:
             worker.is_ready = True
-            failure = None if isinstance(outcome, Exception) else outcome.failure
+            failure = None if isinstance(outcome, BaseException) else outcome.failure
             if failure is not None:
                 broken = concurrent.futures.BrokenExecutor(f"the initializer has failed on rank {rank}{on_rank()}")
                 broken.__cause__ = error_of(failure, "the initializer", rank)
@@ -213,7 +212,7 @@ class Scheduler:
             request.wait()
             worker.is_late = worker.was_reported = False
             worker.since = time.monotonic()
-            if isinstance(outcome, Exception):
+            if isinstance(outcome, BaseException):
                 error = TypeError(f"the result of {task.call} can't be made of its pickle ({outcome!r}){on_rank()}")
                 error.__cause__ = outcome
                 task.fail(error)

@@ -42,7 +42,8 @@ def interrupted(function: Callable[[], Any], moment: int, error: type[BaseExcept
     def handler(frame: FrameType, event: str, _: object) -> None:
         nonlocal left
         is_a_generator = bool(frame.f_code.co_flags & inspect.CO_GENERATOR)  # whose return may be that of a finaliser
-        if frame.f_code.co_filename.startswith(PACKAGE) and event in ("c_return", *["return"][is_a_generator:]):
+        is_there = frame.f_code.co_filename.startswith((PACKAGE, threading.__file__))
+        if is_there and event in ("c_return", *["return"][is_a_generator:]):
             left -= 1
             below = frame if event == "c_return" else frame.f_back  # where the handler would find the program
             if left == 0 and below is not None:
@@ -67,6 +68,9 @@ def begin(kind: str, rank: int, size: int) -> tuple[Any, Callable[[], np.ndarray
     total = size * np.arange(8.0) + sum(range(size))
     if kind == "contiguous":
         return hc.all_reduce(values, async_op=True), lambda: values, total
+    if kind == "in a thread":
+        large = np.tile(values, 1 << 15)
+        return hc.all_reduce(large, async_op=True), lambda: large[-8:], total
     if kind == "average":
         return hc.all_reduce(values, "avg", async_op=True), lambda: values, total / size
     if kind == "strided average":
@@ -89,7 +93,7 @@ def begin(kind: str, rank: int, size: int) -> tuple[Any, Callable[[], np.ndarray
     return persistent, lambda: persistent.output, total / size
 
 
-KINDS = ["contiguous", "average", "strided average", "half average", "several", "message"]
+KINDS = ["contiguous", "average", "strided average", "half average", "several", "message", "in a thread"]
 KINDS += ["persistent", "small persistent"]
 
 
@@ -110,6 +114,25 @@ def test_wait_goes_on_after_a_handler_has_raised_anywhere_in_it(
         else:
             assert work.exception() is None
     assert not process_group.dispatcher.in_flight
+
+
+def test_callbacks_of_other_works_come_after_a_handler_has_raised_anywhere_in_the_adding_of_one(
+    process_group: hc.ProcessGroup,
+) -> None:
+    rank, count = process_group.rank, 0
+
+    def called(_: object) -> None:
+        nonlocal count
+        count += 1
+
+    hc.barrier(async_op=True).get_future().add_done_callback(lambda _: None)  # type: ignore[union-attr]
+    for moment in range(1, MOMENTS):  # the thread that calls them has begun
+        works = [hc.irecv(np.zeros(1), rank) for _ in range(2)]
+        interrupted(lambda work=works[0]: work.get_future().add_done_callback(lambda _: None), moment, Alarm)  # type: ignore[misc]
+        works[1].get_future().add_done_callback(called)
+        sent = [hc.isend(np.ones(1), rank) for _ in works]
+        until(lambda moment=moment: count == moment, f"callback after moment {moment}")  # type: ignore[misc]
+        hc.wait_all([*works, *sent])
 
 
 class Listener:
