@@ -7,7 +7,6 @@ calls in the order of their arrival, so calls need no numbers.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -62,7 +61,7 @@ def _short(argument: Any) -> str:
 
 def apply_to_each(fn: Callable[..., Any], calls: Sequence[Sequence[Any]]) -> list[Any]:
     """Return the results of a chunk of calls."""
-    return list(itertools.starmap(fn, calls))
+    return [fn(*each) for each in calls]  # not by itertools: StopIteration is an error of `fn`
 
 
 class Outcome(NamedTuple):
@@ -101,7 +100,9 @@ def failure_of(error: BaseException) -> Failure:
             pickled = b""
     except Exception:  # __reduce__ and __init__ can raise anything
         pickled = b""
-    return Failure(bytes(pickled), traceback.format_exception_only(type(error), error)[-1].strip(), "".join(lines))
+    summary: Any = traceback.TracebackException(type(error), error, None)
+    summary.__notes__ = None
+    return Failure(bytes(pickled), list(summary.format_exception_only())[-1].strip(), "".join(lines))
 
 
 def error_of(failure: Failure, call: object, rank: int) -> BaseException:

@@ -162,7 +162,8 @@ class Pool:
         if self._executor is None:
             return _is_use_of_none(error)
         try:
-            self._executor.shutdown(wait=kind is None, cancel_futures=kind is not None)
+            waits = kind is None or not self._executor._tasks.has_thread  # that could release the workers later
+            self._executor.shutdown(waits, cancel_futures=kind is not None)
         finally:
             _serving.remove(self._group)  # type: ignore[arg-type]
         return False

@@ -85,7 +85,8 @@ def refuse_own_thread(tasks: Tasks) -> None:
     """Raise if the caller is the thread that completes futures: it would wait for itself."""
     if tasks.is_own_thread():
         raise RuntimeError(
-            "executor: a callback of a Future can't wait for tasks, since its thread completes them; use "
+            "executor: a callback of a Future, or a task of a group of one rank, can't wait for tasks: its thread "
+            "completes them; use "
             f"add_done_callback, shutdown(wait=False), or a thread of your own{on_rank()}"
         )
 

@@ -37,9 +37,9 @@ class Worker:
             self._wait_until(partial(self._comm.Iprobe, 0, TAG))
             try:
                 received = self._comm.recv(None, 0, TAG)
-            except MPI.Exception:
+            except (MPI.Exception, KeyboardInterrupt):
                 raise
-            except Exception as error:  # from unpickling
+            except BaseException as error:  # from unpickling, for example of a module that calls sys.exit
                 self._answer("a call", Outcome(None, self._not_loaded(error), 0.0))
                 continue
             if isinstance(received, Stop):
@@ -77,7 +77,7 @@ class Worker:
         while not is_there():
             pause(next(looks))
 
-    def _not_loaded(self, error: Exception) -> Failure:
+    def _not_loaded(self, error: BaseException) -> Failure:
         reason = f"{type(error).__name__}: {error}"
         rank = self._group.ranks[self._group.rank]
         substitute = TypeError(

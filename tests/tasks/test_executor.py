@@ -6,6 +6,7 @@ import concurrent.futures
 import dataclasses
 import itertools
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -85,12 +86,25 @@ class Frozen(Exception):
 class Unloadable:
     """It has a pickle of which it can't be made."""
 
+    def __init__(self, *making: Any) -> None:
+        self._making = making or (math.sqrt, (-1.0,))
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return math.sqrt, (-1.0,)
+        return self._making
 
 
-def unloadable(_: object = None) -> Unloadable:
-    return Unloadable()
+def unloadable(*making: Any) -> Unloadable:
+    return Unloadable(*making)
+
+
+def raises_with_a_note(text: str) -> None:
+    error = TwoArguments(text, "soup")
+    error.__notes__ = ["see the manual"]
+    raise error
+
+
+def stops(x: int) -> int:
+    return x if x != 3 else next(iter(()))
 
 
 def generator(n: int) -> Iterator[int]:
@@ -113,6 +127,9 @@ def test_map_is_that_of_python() -> None:
             assert list(executor.map(square, [])) == []
             calls = [(2, 5), (3, 2), (10, 3)]
             assert list(executor.starmap(pow, calls, chunksize=2)) == list(itertools.starmap(pow, calls))
+            for chunksize in (1, 3):
+                with pytest.raises(RuntimeError, match="StopIteration"):
+                    list(executor.map(stops, range(9), chunksize=chunksize))
             assert executor.num_workers == max(1, hc.get_world_size() - 1)
 
 
@@ -273,6 +290,9 @@ def test_what_cannot_be_pickled_is_an_error_that_says_so() -> None:
             (executor.submit(generator, 3), TypeError, r"the result of generator\(3\), a callable_iterator, can't be"),
             (executor.submit(unloadable), TypeError, r"the result of unloadable\(\) can't be made of its pickle"),
             (executor.submit(square, Unloadable()), TypeError, "a call can't be made of its pickle on rank"),
+            (executor.submit(square, Unloadable(sys.exit, (3,))), TypeError, "a call can't be made of its pickle on"),
+            (executor.submit(unloadable, sys.exit, (3,)), TypeError, "can't be made of its pickle .SystemExit"),
+            (executor.submit(raises_with_a_note, "pepper"), hc.DistError, "raised .*TwoArguments: pepper in soup"),
             (
                 executor.submit(raises, TwoArguments, "salt", "soup"),
                 hc.DistError,

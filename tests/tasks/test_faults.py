@@ -312,6 +312,13 @@ with hc.executor() as executor:
             executor.submit(square, 1).add_done_callback(print)
         except hc.UnsupportedOperationError as error:
             print(error)
+try:
+    with hc.executor() as executor:
+        if executor is not None:
+            executor.submit(square, 1)
+            raise KeyError("not caught in the block")
+except KeyError:
+    pass
 hc.barrier()
 print("end")
 """
