@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,24 +47,40 @@ view_of = fastpath.view if fastpath and look_at_tensors(torch) else view_by_dlpa
 
 
 def as_scipy(tensor: Any) -> Any:
-    """Return a sparse tensor as a matrix: rows for the sparse dimensions, columns for the dense ones."""
+    """Return a sparse tensor as a matrix: columns for the dense dimensions, or for the last of several sparse ones.
+
+    The dtypes that scipy lacks become float32.
+    """
     from scipy import sparse
 
-    entries = tensor.coalesce()
-    places, values = entries.indices().cpu().numpy(), entries.values().cpu().numpy()
-    columns = int(np.prod(values.shape[1:]))
-    shape = tensor.shape[: tensor.sparse_dim()]
+    entries = tensor.detach().coalesce()
+    values = entries.values().cpu()
+    values = (values.float() if values.dtype in (torch.bfloat16, torch.float16) else values).numpy()
+    places, shape = entries.indices().cpu().numpy(), tensor.shape[: tensor.sparse_dim()]
+    if _has_columns(tensor):
+        rows = np.ravel_multi_index(places[:-1], shape[:-1])
+        return sparse.coo_array((values, (rows, places[-1])), shape=(math.prod(shape[:-1]), shape[-1]))
+    columns = math.prod(values.shape[1:])
     rows = np.repeat(np.ravel_multi_index(places, shape), columns)
     where = rows, np.tile(np.arange(columns), len(values))
-    return sparse.coo_array((values.reshape(-1), where), shape=(int(np.prod(shape)), columns))
+    return sparse.coo_array((values.reshape(-1), where), shape=(math.prod(shape), columns))
 
 
 def as_torch(matrix: Any, like: Any) -> Any:
     """Return a matrix as a sparse tensor with the shape of `like`."""
-    compressed = matrix.tocsr()
-    (rows,) = np.nonzero(np.diff(compressed.indptr))
-    dimensions = like.sparse_dim()
-    places = np.array(np.unravel_index(rows, like.shape[:dimensions]), np.int64)
-    values = compressed[rows].toarray().reshape(-1, *like.shape[dimensions:])
-    entries = torch.from_numpy(places), torch.from_numpy(values)
-    return torch.sparse_coo_tensor(*entries, like.shape, device=like.device)
+    shape = like.shape[: like.sparse_dim()]
+    places: Sequence[Any]
+    if _has_columns(like):
+        entries = matrix.tocoo()
+        places, values = [*np.unravel_index(entries.row, shape[:-1]), entries.col], entries.data
+    else:
+        compressed = matrix.tocsr()
+        (rows,) = np.nonzero(np.diff(compressed.indptr))
+        places = np.unravel_index(rows, shape)
+        values = compressed[rows].toarray().reshape(len(rows), *like.shape[len(shape) :])
+    indices = torch.from_numpy(np.array(places, np.int64))
+    return torch.sparse_coo_tensor(indices, torch.from_numpy(values).to(like.dtype), like.shape, device=like.device)
+
+
+def _has_columns(tensor: Any) -> bool:
+    return bool(tensor.sparse_dim() > 1 and tensor.dense_dim() == 0)

@@ -18,7 +18,7 @@ from ..core.work import CompletedWork, Work
 from ..errors import DistTimeoutError, HpccommWarning
 from .arrays import as_array, as_arrays, as_flat_array, as_scipy, as_torch
 from .dynamo import not_compiled
-from .start import NAME, devices, subgroup
+from .start import NAME, devices, subgroup, with_thread
 from .streams import THERE_ARE_GPUS, gpu_of, on_torchs_stream
 from .work import PendingGPUWork, PendingWork
 
@@ -68,7 +68,8 @@ class Calls:
         (tensor,) = tensors
         matrix = as_scipy(tensor)
         self.group.all_reduce(matrix, op_of(opts))
-        tensor.copy_(as_torch(matrix, tensor))
+        with torch.no_grad():
+            tensor.copy_(as_torch(matrix, tensor))
         return pending(CompletedWork(), tensors) if opts.asyncOp else None
 
     @on_torchs_stream
@@ -97,7 +98,9 @@ class Calls:
 
     @on_torchs_stream
     def gather_single(self, output: Any, input: Any, opts: Any) -> PendingWork | None:
-        arrays = None if output is None else list(as_array(output).reshape(self.group.size, -1))
+        arrays = None
+        if opts.rootRank == self.group.rank:  # torch gives other ranks an empty output
+            arrays = as_arrays(output.view(self.group.size, -1 if output.numel() else 0).unbind())
         return self._call(opts, [output], self.group.gather, as_flat_array(input), arrays, opts.rootRank)
 
     @on_torchs_stream
@@ -219,7 +222,7 @@ class HPCCommBackend(Calls, c10d.Backend):
     def split(self, store: Any, ranks: list[int], options: Any) -> HPCCommBackend:
         """Return the backend of a new group of some of this group's ranks."""
         name = options.group_name or f"{self.group.name}:{ranks}"
-        return HPCCommBackend(subgroup(self.group.comm, ranks, name, options._timeout))
+        return HPCCommBackend(with_thread(subgroup(self.group.comm, ranks, name, options._timeout)))
 
 
 class HPCCommProcessGroup(Calls, c10d.ProcessGroup):

@@ -131,7 +131,9 @@ def rendezvous(url: str, timeout: timedelta = dist.default_pg_timeout, **_: Any)
 
 
 def comm_world() -> Any:
-    """Return MPI_COMM_WORLD; raise DistError if each process is alone in it."""
+    """Return the world's communicator, or else MPI_COMM_WORLD; raise DistError if each process is alone in it."""
+    if world.is_initialized():
+        return world.current_world().comm
     mpi = mpi_library.load()
     alone.check(mpi)
     return mpi.COMM_WORLD
@@ -166,18 +168,29 @@ def create(options: Any, _: Any) -> HPCCommBackend | HPCCommProcessGroup:
     """Make an hpccomm group for a new torch group; return it as a torch group, or as the backend of some devices."""
     from .backend import HPCCommBackend, HPCCommProcessGroup
 
-    group = group_of(options)
-    group.tuning = group.tuning._replace(thread_bytes=min(group.tuning.thread_bytes, THREAD_BYTES))
+    group = with_thread(group_of(options))
     theirs = options.process_group  # with one backend for each device; "custom" if hpccomm is the only backend
     if theirs.name() != "custom" or theirs._device_types:
         return HPCCommBackend(group)
     return HPCCommProcessGroup(options.store, group)
 
 
+def with_thread(group: ProcessGroup) -> ProcessGroup:
+    """Let a thread do small operations of a new group, too."""
+    group.tuning = group.tuning._replace(thread_bytes=min(group.tuning.thread_bytes, THREAD_BYTES))
+    return group
+
+
 def group_of(options: Any) -> ProcessGroup:
     """Return an hpccomm group with the ranks of a new torch group; its members call it."""
     if options.global_ranks_in_group:
         comm = world.current_world().comm if world.is_initialized() else mpi_library.load().COMM_WORLD
+        rank = options.global_ranks_in_group[options.group_rank]
+        if rank != comm.Get_rank():  # torch's ranks would be taken for MPI's
+            raise ValueError(
+                f"torch.distributed: rank {rank} is rank {comm.Get_rank()} of MPI. Let MPI number the ranks, also of "
+                "another backend: hpccomm.torch.init_process_group('gloo')"
+            )
         return subgroup(comm, options.global_ranks_in_group, options.group_id, options.timeout)
     agree(comm_world(), RANK=options.group_rank, WORLD_SIZE=options.group_size)
     if world.is_initialized():  # the program initialized it

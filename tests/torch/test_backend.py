@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -290,3 +292,31 @@ def test_sparse_sums() -> None:
     expected = torch.zeros(2, SIZE + 1)
     expected[0, :SIZE], expected[1, SIZE] = 1, 2 * SIZE
     assert torch.equal(mine.to_dense(), expected)
+
+
+SHAPES = [((6,), 0), ((6, 4), 0), ((6, 4), 1), ((1 << 20, 1 << 20), 0), ((6, 2, 3), 0), ((6, 2, 3), 1), ((6, 0), 1)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64])
+@pytest.mark.parametrize(("shape", "dense"), SHAPES)
+def test_sparse_sums_of_any_shape(shape: tuple[int, ...], dense: int, dtype: torch.dtype) -> None:
+    sparse, rest = shape[: len(shape) - dense], shape[len(shape) - dense :]
+    places = [[(0,) * len(sparse), (1 + rank, *(n - 1 for n in sparse[1:]))] for rank in range(SIZE)]
+    ones, with_grad = torch.ones(2, *rest, dtype=dtype), dtype.is_floating_point
+    mine = torch.sparse_coo_tensor(list(zip(*places[RANK], strict=True)), ones, shape, requires_grad=with_grad)
+    dist.all_reduce(mine)
+    found = mine.detach().coalesce()
+    assert (found.dtype, found.shape) == (dtype, torch.Size(shape))
+    if 0 not in shape:
+        values = dict(zip(map(tuple, found.indices().T.tolist()), found.values(), strict=True))
+        expected = {place: torch.full(rest, count, dtype=dtype) for place, count in Counter(chain(*places)).items()}
+        assert values.keys() == expected.keys()
+        assert all(torch.equal(values[place], expected[place]) for place in expected)
+
+
+def test_gather_single() -> None:
+    for root in range(SIZE):
+        output = torch.zeros(2 * SIZE, dtype=torch.bfloat16) if root == RANK else None
+        dist.gather_single(torch.full((2,), RANK + 1, dtype=torch.bfloat16), output, dst=root)
+        if output is not None:
+            assert output.tolist() == [rank + 1 for rank in range(SIZE) for _ in range(2)]

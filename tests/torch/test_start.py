@@ -46,6 +46,14 @@ BEGINNINGS = """
         os.environ["RANK"] = str(rank)
         hpccomm.torch.set_environment()
         begin(by_environment, backend)
+
+    def group_of_hpccomm():
+        dist.init_process_group("gloo")
+        dist.new_group(backend="hpccomm")
+
+    del os.environ["MASTER_ADDR"]
+    hpccomm.torch.set_environment()
+    begin(group_of_hpccomm, RANK=str(1 - rank))
     """
 REMEDY = "Let MPI number the ranks: hpccomm.torch.init_process_group(), or init_method='mpi://', with RANK and "
 REMEDY += "WORLD_SIZE unset"
@@ -62,9 +70,10 @@ def test_an_environment_that_disagrees_with_mpi_is_refused_on_every_rank(tmp_pat
         "on rank 0 of MPI RANK is 1, MPI says 0",
     ]
     for rank in "01":
-        lines = [line[3:] for line in ended.stdout.splitlines() if line[0] == rank]
+        *lines, last = [line[3:] for line in ended.stdout.splitlines() if line[0] == rank]
         expected = [f"ValueError: torch.distributed: {refusal}. {REMEDY}" for refusal in refusals]
         assert lines == [*expected, "began hpccomm", "began gloo"]
+        assert f"ValueError: torch.distributed: rank {1 - int(rank)} is rank {rank} of MPI. Let MPI number" in last
 
 
 def test_the_name_of_the_backend_is_enough(tmp_path: Path) -> None:

@@ -146,16 +146,12 @@ def test_a_sparse_tensor_of_a_gpu_is_summed_on_the_host() -> None:
             self.cpu = lambda: tensor
 
     sparse = torch.eye(3).to_sparse()
-    seen = SimpleNamespace(
-        coalesce=lambda: SimpleNamespace(
-            indices=lambda: OnGPU(sparse.indices()), values=lambda: OnGPU(sparse.values())
-        ),
-        shape=sparse.shape,
-        sparse_dim=sparse.sparse_dim,
-    )
+    facts = {name: getattr(sparse, name) for name in ("shape", "dtype", "sparse_dim", "dense_dim")}
+    entries = SimpleNamespace(indices=lambda: OnGPU(sparse.indices()), values=lambda: OnGPU(sparse.values()))
+    seen = SimpleNamespace(detach=lambda: SimpleNamespace(coalesce=lambda: entries), **facts)
     matrix = arrays.as_scipy(seen)
     assert (matrix.toarray().reshape(3, 3) == np.eye(3)).all()
-    like = SimpleNamespace(sparse_dim=sparse.sparse_dim, shape=sparse.shape, device=torch.device("meta"))
+    like = SimpleNamespace(device=torch.device("meta"), **facts)
     assert arrays.as_torch(matrix, like).device == like.device
 
 
