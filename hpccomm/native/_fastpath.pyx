@@ -12,6 +12,8 @@ No Python signal handler runs in here, so each operation that begins also ends a
 
 import threading
 
+from hpccomm.errors import DistBackendError, on_rank
+
 include "declarations.pxi"
 include "mpi.pxi"
 include "arrays.pxi"

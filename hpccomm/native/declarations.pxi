@@ -127,7 +127,7 @@ cdef extern from "node.h" nogil:
     int node_barrier(Node* n, uint64_t call, uint64_t count)
     int node_meet(Node* n)
     void node_fold(Node* n, const Fold* fold, char* out, const char* mine, size_t at, size_t nbytes)
-    int ranks_outnumber_cores
+    int ranks_outnumber_cores, node_is_ending
     int node_poll(int (*test)(uintptr_t*, int*, void*) noexcept nogil, uintptr_t* request, void* status)
     const Fold* fold_of(char op, char kind, int itemsize)
     void* combine_of(char op, char code)

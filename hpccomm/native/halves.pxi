@@ -82,6 +82,7 @@ cdef class Halves:
 
     def begin(self):
         """See PersistentWork.begin."""
+        refuse_after_the_end()
         self.entry = 0
         if self.fill is not None:
             self.fill()

@@ -272,6 +272,14 @@ def drop_window(uint64_t name):
             break
 
 
+cdef inline int refuse_after_the_end() except -1:
+    """Raise if MPI has been finalised: memory of the node has been freed, too."""
+    if node_is_ending:
+        raise DistBackendError(
+            f"MPI has been finalised, and can't communicate any more: call MPI.Finalize() last{on_rank()}")
+    return 0
+
+
 cdef int copy_nothing(Handle comm, int key, void* extra, void* value, void* copied, int* has_copied) noexcept nogil:
     has_copied[0] = 0
     return 0

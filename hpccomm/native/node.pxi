@@ -58,6 +58,7 @@ cdef class InNode(Path):
         """Whether an operation uses memory of the node, opened when worthwhile; all ranks give the same answer."""
         if nbytes > self.node_largest:
             return False
+        refuse_after_the_end()
         if self.node.flags == NULL:
             if self.before_node > 0:
                 self.before_node -= 1

@@ -74,6 +74,7 @@ cdef inline long long note(Path path, int what, int dtype, Py_ssize_t nbytes, in
                            bint is_async) except -1:
     """Note that an operation begins; return its serial number in the ring."""
     global written, bytes_of_all
+    refuse_after_the_end()
     written += 1
     bytes_of_all += nbytes
     cdef long long serial = written

@@ -774,3 +774,35 @@ def test_info_says_whether_there_is_one() -> None:
     for value, line in [("0", "no: HPCCOMM_NATIVE=0; unset it")] + [("1", "yes")] * (fastpath is not None):
         done = launch(1, sys.executable, "-m", "hpccomm", "info", env={"HPCCOMM_NATIVE": value})
         assert f"\nC extension      {line}" in done.stdout, done.stdout + done.stderr
+
+
+AFTER_THE_END = """
+from mpi4py import MPI
+import numpy as np, hpccomm as hc
+world = hc.init_process_group()
+x, spread = np.ones(8), np.ones((8, 2))[:, 0]
+started = world.all_reduce_init(np.ones(8))
+started.start()
+started.wait()
+calls = [
+    lambda: hc.all_reduce(x), lambda: hc.all_reduce(spread), lambda: hc.all_reduce(x, async_op=True), hc.barrier,
+    lambda: hc.send(x, 1) if world.rank == 0 else hc.recv(x, 0), started.start,
+]
+for call in calls[:4]:
+    call()
+MPI.Finalize()
+for call in calls:
+    try:
+        call()
+    except hc.DistBackendError as error:
+        assert "MPI has been finalised" in str(error), error
+    else:
+        print("it has communicated")
+"""
+
+
+@pytest.mark.serial
+@needs_extension
+def test_after_mpi_has_been_finalised_operations_raise() -> None:
+    done = launch(2, sys.executable, "-c", AFTER_THE_END)
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
