@@ -221,9 +221,9 @@ def test_staggered_fields_of_channels(form: str, periodic: bool) -> None:
             block[:, 2:-2, 2:-2] = expected[-1][:, 2:-2, 2:-2]
             blocks.append(block)
         if form == "once":
-            hc.halo_exchange(blocks, grid, width=2, axes=(1, 2))
+            hc.halo_exchange(blocks, grid, width=2, axes=iter((1, 2)))  # type: ignore[arg-type]
         else:
-            with hc.halo_exchange_init(blocks, grid, width=2, axes=(-2, -1)) as halo:
+            with hc.halo_exchange_init(blocks, grid, width=2, axes=map(int, (-2, -1))) as halo:  # type: ignore[arg-type]
                 halo.start()
                 halo.wait()
         check(blocks, expected)

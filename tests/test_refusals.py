@@ -241,6 +241,17 @@ def test_read_only_outputs(readonly: Any, process_group: hc.ProcessGroup) -> Non
     refused(ValueError, message, hc.all_gather_single, readonly, np.zeros(4))
 
 
+def test_outputs_whose_elements_share_memory(process_group: hc.ProcessGroup) -> None:
+    n, me = process_group.size, process_group.rank
+    output, *others = (np.lib.stride_tricks.as_strided(np.ones(1), (4,), (0,)) for _ in range(n))
+    message = r"elements of .* share memory \(strides \(0,\)\), and each would get a result of its own; give a copy"
+    refused(ValueError, message, hc.irecv, output, 0)
+    refused(ValueError, message, hc.scatter, output)
+    refused(ValueError, message, hc.broadcast, output, group_src=(me + 1) % n) if n > 1 else None
+    refused(ValueError, message, hc.all_gather, [output, *others], np.zeros(4))
+    refused(ValueError, message, hc.all_gather_single, output, np.zeros(4))
+
+
 def test_read_only_inputs_are_fine(process_group: hc.ProcessGroup) -> None:
     readonly = np.broadcast_to(2.0, 3)
     gathered = np.empty((process_group.size, 3))

@@ -487,13 +487,11 @@ def test_other_shapes_are_refused_on_all_ranks(dtype: Any) -> None:
 
 
 @several
-@pytest.mark.parametrize("dtypes", ["f8 f4", "c8 c16"])
+@pytest.mark.parametrize("dtypes", ["f8 f4", "c8 c16", "f8 c16", "f8 i8", "i8 u8"])
 def test_other_dtypes_are_refused_on_all_ranks(dtypes: str) -> None:
     x = np.ones(2, dtypes.split()[RANK > 0])
     for call in (hc.reproducible_sum, hc.reproducible_norm, lambda x: hc.reproducible_dot(x, x)):
-        with pytest.raises(
-            ValueError, match=rf"the dtype is {x.real.dtype}|{x.dtype} here, but another on another rank"
-        ):
+        with pytest.raises(ValueError, match=rf"the dtype is {x.dtype} here, but another on another rank"):
             call(x)
 
 

@@ -110,7 +110,11 @@ def test_a_sum_that_could_overflow_is_refused(process_group: hc.ProcessGroup) ->
     assert hc.all_reduced(largest, "max") == largest
     assert hc.all_reduced(smallest, "min") == smallest
     assert hc.all_reduced(True, "product") == 1
-    refused = [(largest, "sum"), (smallest, "sum"), (largest, "reproducible_sum"), (10**10, "product")]
+    factor = hc.ReduceOp.PREMUL_SUM(-(2**30))
+    assert hc.all_reduced(True, factor) == -(2**30) * process_group.size
+    with pytest.raises(OverflowError, match="too large"):
+        hc.all_reduced(2**33, factor)
+    refused: list[Any] = [(largest, "sum"), (smallest, "sum"), (largest, "reproducible_sum"), (10**10, "product")]
     for value, op in refused if process_group.size > 1 else ():
         with pytest.raises(OverflowError, match="too large"):
             hc.all_reduced(value, op)

@@ -301,6 +301,9 @@ def test_new_subgroups(world: hc.ProcessGroup) -> None:
     assert sum(isinstance(each, hc.NonMember) for each in every) == len(every) - 1
     node, _ = hc.new_subgroups()
     assert hc.get_world_size(node) == hc.get_local_size()
+    part = hc.new_group([0])
+    first, _ = hc.new_subgroups(1, part)
+    assert (hc.get_rank(first), hc.get_rank(hc.new_subgroups(group=part)[0])) == ((-1, -1) if RANK else (0, 0))
     for wrong in (0, SIZE + 1):
         with pytest.raises(ValueError, match=f"group_size is {wrong}, which does not divide the {SIZE} ranks"):
             hc.new_subgroups(wrong)

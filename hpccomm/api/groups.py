@@ -17,7 +17,7 @@ from ..core.options import time_limit
 from ..core.registry import BackendConfig
 from ..errors import DistError, on_rank
 from ..job import failures, mpi_library
-from .world import connect, current_world, member_of
+from .world import connect, current_world, member, member_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -198,7 +198,7 @@ def new_subgroups(
     Returns
     -------
     mine : ProcessGroup
-        The subgroup of this rank.
+        The subgroup of this rank; a NonMember if `group` is without this rank.
     all : list of ProcessGroup or NonMember
         All subgroups; a subgroup without this rank is a NonMember.
 
@@ -216,20 +216,20 @@ def new_subgroups(
     >>> alone.ranks  # on rank 3: (3,)
     (0,)
     """
-    parent = member_of("new_subgroups", group)
+    ranks = member(group).ranks or member_of("new_subgroups", group).ranks  # which raises
     if group_size is None:
-        numbers = sorted(set(parent.nodes))
-        rows = [[rank for rank, node in zip(parent.ranks, parent.nodes) if node == number] for number in numbers]
+        node_of = dict(zip(current_world().ranks, current_world().nodes))
+        rows = [[rank for rank in ranks if node_of[rank] == node] for node in sorted({node_of[rank] for rank in ranks})]
     else:
         size = checks.integer("new_subgroups: group_size", group_size)
-        if size < 1 or parent.size % size:
+        if size < 1 or len(ranks) % size:
             raise ValueError(
                 f"new_subgroups: group_size is {size}, "
-                f"which does not divide the {parent.size} ranks of the group{on_rank()}"
+                f"which does not divide the {len(ranks)} ranks of the group{on_rank()}"
             )
-        rows = [list(parent.ranks[start : start + size]) for start in range(0, parent.size, size)]
+        rows = [list(ranks[start : start + size]) for start in range(0, len(ranks), size)]
     mine, subgroups = new_subgroups_by_enumeration(rows, timeout, backend, group_desc=group_desc)
-    return cast("ProcessGroup", mine), subgroups  # every rank is in one of them
+    return cast("ProcessGroup", mine), subgroups  # every rank of `group` is in one of them
 
 
 @c10d_names(only_none=("pg_options",))

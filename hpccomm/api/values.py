@@ -81,10 +81,12 @@ def _collect(value: Any, op: ReduceOp, ranks: int, leaves: list[Any]) -> None:
             _collect(each, op, ranks, leaves)
     elif isinstance(value, bool | int):
         # The product of 64 twos is too large.
-        bound = abs(value) ** min(ranks, 64) if op is ReduceOp.PRODUCT else value * (ranks if op in COUNTING else 1)
+        counts = op in COUNTING or op.factor is not None
+        bound = abs(value) ** min(ranks, 64) if op is ReduceOp.PRODUCT else value * (ranks if counts else 1)
+        bound *= max(1, abs(op.factor or 1))
         if not -(1 << 63) <= bound < 1 << 63:
             raise OverflowError(f"all_reduced: {value} is too large for an int64; give a float{on_rank()}")
-        is_flag = isinstance(value, bool) and op not in COUNTING
+        is_flag = isinstance(value, bool) and not counts
         leaves.append(np.array([value], float if op is ReduceOp.AVG else bool if is_flag else np.int64))
     elif isinstance(value, float | complex | np.generic):
         leaves.append(np.array([value]))

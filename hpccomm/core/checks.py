@@ -66,12 +66,17 @@ def writable(operation: str, argument: str, array: Array) -> tuple[str, Any]:
             f"{operation}: {argument} is read-only, and the result would be written to it; communicate a copy, such as "
             f"{argument}.copy(){on_rank()}"
         )
-    if device != "cpu" and 0 in getattr(view, "strides", ()) and repeats(view):
+    if 0 in getattr(view, "strides", ()):
+        _refuse_repeats(operation, argument, view)
+    return device, view
+
+
+def _refuse_repeats(operation: str, argument: str, array: Any) -> None:
+    if repeats(array):
         raise ValueError(
-            f"{operation}: elements of {argument} share memory (strides {view.strides}), and each would get a result "
+            f"{operation}: elements of {argument} share memory (strides {array.strides}), and each would get a result "
             f"of its own; give a copy{on_rank()}"
         )
-    return device, view
 
 
 def repeats(array: Any) -> bool:
@@ -126,6 +131,8 @@ def one_for_each_rank(
             raise TypeError(
                 f"{operation}: {argument}[{i}] is {view.dtype}, but {argument}[0] is {views[0].dtype}{on_rank()}"
             )
+        if check is writable and 0 in getattr(view, "strides", ()):
+            _refuse_repeats(operation, f"{argument}[{i}]", view)
     if check is writable:
         apart(operation, argument, views)
     return device, views

@@ -293,7 +293,7 @@ class Dispatcher:
                 status = WorkStatus.FAILED
             work.duration, work.operation = operation.duration, None  # frees the arguments
         if status is WorkStatus.FAILED:
-            self.failed.append(work)
+            self.failed = [*(each for each in self.failed if not each.error_was_seen), work]
 
     def reap(self) -> None:
         """Drop completed Works, oldest first, up to the first that is in flight or has a Future's callback.

@@ -392,6 +392,7 @@ def _begin(
         return checked(name, arrays, grid, width, axes, corners).begin(async_op)
     if not all(type(view) is np.ndarray and view.flags.writeable for view in views):
         _, views = checks.array_list(name, "arrays", views)
+    axes = _kept(axes)
     # as text, because 1.0 and True equal 1
     how = width if type(width) is int else str(width), None if axes is None else str(axes), bool(corners)
     key = name, how, *[(type(view), view.shape, view.dtype) for view in views]
@@ -419,12 +420,17 @@ def checked(
     """Return the Halo of these arguments; raise TypeError or ValueError for errors that this rank can detect alone."""
     if not isinstance(grid, Grid):
         raise TypeError(f"{name}: grid is {grid!r}; expected a Grid, of hpccomm.new_grid{on_rank()}")
-    given = list(arrays) if isinstance(arrays, (list, tuple)) else [arrays]
+    given, axes = list(arrays) if isinstance(arrays, (list, tuple)) else [arrays], _kept(axes)
     device, views = checks.array_list(name, "arrays", given)
     if name.startswith("halo_accumulate"):
         checks.reductions(name, "arrays", views, SUM)
     widths = _widths(name, grid, width)
     return Halo(name, grid, device, views, [_axes(name, grid, each, axes) for each in views], widths, bool(corners))
+
+
+def _kept(axes: Sequence[Integer] | None) -> Sequence[Integer] | None:
+    """Return the axes in a tuple: an iterator can be read once, and has no text for a key."""
+    return None if axes is None else tuple(checks.one_or_more(axes))
 
 
 def _widths(name: str, grid: Grid, width: Width) -> tuple[tuple[int, int], ...]:

@@ -61,7 +61,7 @@ def reproducible_sum(array: Array, axis: Integer | Sequence[Integer] | None = No
     Notes
     -----
     nan, or inf and -inf together, give nan. A sum beyond the largest number is inf, but partial sums may be beyond it.
-    A sum of 0 is +0.0. With `axis`, the ranks first agree on the range of exponents, which takes a second message.
+    A sum of 0 is +0.0. The ranks first compare dtypes and, with `axis`, agree on the range of exponents, in a message.
 
     Examples
     --------
@@ -79,13 +79,14 @@ def reproducible_sum(array: Array, axis: Integer | Sequence[Integer] | None = No
         return None
     if len(axes) < values.ndim:
         return _sum_over_axes(name, values, axes, group, ranks)
+    _agreed(name, [NOTHING], None, values.dtype, group)
     if values.dtype.kind in "biu":
         return _over_ranks(np.asarray(values.sum()), group)[()]
     sums = []
     for part in _real_parts(values):
         sums.append(ExactRows(1, ANYTHING, ranks))
         sums[-1].add(part.ravel("K")[None])
-    return _rounded(name, sums, values.dtype, group, ranks)
+    return _rounded(sums, values.dtype, group)
 
 
 def reproducible_dot(x: Array, y: Array, group: Group | None = None) -> Any:
@@ -131,6 +132,7 @@ def reproducible_dot(x: Array, y: Array, group: Group | None = None) -> Any:
         raise ValueError(f"{name}: x and y have the shapes {a.shape} and {b.shape}; expected the same{on_rank()}")
     if not (ranks := _ranks(name, group)):
         return None
+    _agreed(name, [NOTHING], None, a.dtype, group)
     if a.dtype.kind in "biu":
         wide = np.dtype(np.uint64 if a.dtype.kind == "u" else np.int64)
         return _over_ranks(np.asarray((a.astype(wide) * b.astype(wide)).sum()), group)[()]
@@ -141,7 +143,7 @@ def reproducible_dot(x: Array, y: Array, group: Group | None = None) -> Any:
         sums[0].add_products(left[1], right[1], is_subtracted=True)
         sums[1].add_products(left[0], right[1])
         sums[1].add_products(left[1], right[0])
-    return _rounded(name, sums, a.dtype, group, ranks)
+    return _rounded(sums, a.dtype, group)
 
 
 def reproducible_norm(x: Array, group: Group | None = None) -> Any:
@@ -172,16 +174,18 @@ def reproducible_norm(x: Array, group: Group | None = None) -> Any:
     >>> float(hc.reproducible_norm(x))
     5e+300
     """
-    values = _host("reproducible_norm", "x", x)
-    if not (ranks := _ranks("reproducible_norm", group)):
+    name = "reproducible_norm"
+    values = _host(name, "x", x)
+    if not (ranks := _ranks(name, group)):
         return None
+    _agreed(name, [NOTHING], None, values.dtype, group)
     if values.dtype.kind in "biu":
         values = values.astype(np.float64)
     total = ExactRows(1, ANY_PRODUCTS, ranks)
     for part in _real_parts(values):
         flat = part.ravel("K")
         total.add_products(flat, flat)
-    return _rounded("reproducible_norm", [total], real_dtype(values.dtype), group, ranks, of_roots=True)
+    return _rounded([total], real_dtype(values.dtype), group, of_roots=True)
 
 
 def _host(operation: str, argument: str, array: Array) -> Any:
@@ -227,20 +231,10 @@ def _over_ranks(integers: Any, group: Group | None) -> Any:
     return integers
 
 
-def _rounded(
-    operation: str,
-    sums: Sequence[ExactRows],
-    dtype: np.dtype[Any],
-    group: Group | None,
-    ranks: int,
-    of_roots: bool = False,
-) -> Any:
+def _rounded(sums: Sequence[ExactRows], dtype: np.dtype[Any], group: Group | None, of_roots: bool = False) -> Any:
     """Add all ranks' `sums`, one for each part of a number of `dtype`, in one message; return the rounded number."""
-    code = zlib.crc32(dtype.str.encode()) >> 12  # 20 bits: the codes are equal if the sum of their squares is the least
-    flat = _over_ranks(np.append([each.memory for each in sums], (code, code * code)), group)
-    if flat[-2] != ranks * code or flat[-1] != ranks * code * code:
-        raise ValueError(f"{operation}: the dtype is {dtype} here, but another on another rank{on_rank()}")
-    for each, memory in zip(sums, flat[:-2].reshape(len(sums), *sums[0].memory.shape)):
+    flat = _over_ranks(np.concatenate([each.memory for each in sums], axis=None), group)
+    for each, memory in zip(sums, flat.reshape(len(sums), *sums[0].memory.shape)):
         each.memory[...] = memory
     return np.concatenate([each.rounded(real_dtype(dtype), of_roots) for each in sums]).view(dtype)[0]
 
@@ -269,16 +263,15 @@ def _sum_over_axes(operation: str, values: Any, axes: tuple[int, ...], group: Gr
 
 
 def _agreed(
-    operation: str, bits: list[Bits], shape: tuple[int, ...], dtype: np.dtype[Any], group: Group | None
+    operation: str, bits: list[Bits], shape: tuple[int, ...] | None, dtype: np.dtype[Any], group: Group | None
 ) -> Bits:
-    """Return the largest `bits` of all ranks; raise ValueError if shape or dtype differ between ranks."""
+    """Return the largest `bits` of all ranks; raise ValueError if dtype or shape (None: any) differ between ranks."""
     code = zlib.crc32(f"{shape} {dtype}".encode())
     message = np.array([*np.max(bits, axis=0), code, -code], np.int64)
     all_reduce(message, "max", group)
     first, second, has_specials, largest, smallest = message.tolist()
     if largest != -smallest:
-        raise ValueError(
-            f"{operation}: what remains of array is {dtype} of the shape {shape} here, but has another shape or dtype "
-            f"on another rank{on_rank()}"
-        )
+        rest = f"what remains of array is {dtype} of the shape {shape} here, but has another shape or dtype"
+        rest = f"the dtype is {dtype} here, but another" if shape is None else rest
+        raise ValueError(f"{operation}: {rest} on another rank{on_rank()}")
     return first, second, has_specials

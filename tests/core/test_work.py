@@ -316,6 +316,20 @@ def test_the_future_of_a_failed_work_has_its_error(process_group: hc.ProcessGrou
         chained.wait(60)
 
 
+def test_a_failed_work_whose_error_was_raised_is_not_kept(process_group: hc.ProcessGroup) -> None:
+    me, arrays = process_group.rank, []
+    for _ in range(5):
+        array = np.zeros(2)
+        arrays.append(weakref.ref(array))
+        work = hc.irecv(array, me)
+        hc.isend(np.zeros(1), me).wait()  # too short
+        with pytest.raises(hc.DistBackendError):
+            work.wait()
+        del array, work
+    gc.collect()
+    assert [array() for array in arrays[:-1]] == [None] * 4  # the last one stays until another fails
+
+
 def test_await_in_asyncio(process_group: hc.ProcessGroup) -> None:
     async def program() -> list[float]:
         first, second = np.ones(2), np.full(2, 2.0)
