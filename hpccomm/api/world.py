@@ -235,10 +235,6 @@ def init_process_group(
             f"init_process_group: there is a world group already; call destroy_process_group() first, or, in a "
             f"cell of a notebook that is run again, write world = hc.group.WORLD or hc.init_process_group(){on_rank()}"
         )
-    config = BackendConfig(backend)
-    limit = time_limit(timeout, on_timeout)
-    method = _method(init_method, store)
-    device = None if device_id is None else _device_number(device_id, config)
     mpi = mpi_library.load()
     if comm is None:
         if mpi.COMM_WORLD.Get_size() == 1:
@@ -255,6 +251,10 @@ def init_process_group(
         raise TypeError(f"init_process_group: comm is {comm!r}; expected an mpi4py intracommunicator")
     errors.set_rank(comm.Get_rank())
     _abort_on_exception.install(comm.Get_size())
+    config = BackendConfig(backend)
+    limit = time_limit(timeout, on_timeout)
+    method = _method(init_method, store)
+    device = None if device_id is None else _device_number(device_id, config)
     _agree_with_mpi(comm, rank, world_size)
     if method is not None:
         _agree_with_mpi(comm, method.rank, method.world_size, f" (by {init_method!r})")

@@ -191,8 +191,8 @@ def _problem_of_job(arguments: argparse.Namespace, world: hc.ProcessGroup) -> st
         return "--tune needs at least 2 ranks"
     if "pairs" in arguments.operations and world.size == 1:
         return "pairs needs at least 2 ranks: mpiexec -n 2 hpccomm bench pairs"
-    problem = None
-    if world.rank == 0:  # fail now instead of after the measurements
+    problem = plot.problem_of(arguments.plot) if arguments.plot and world.rank == 0 else None
+    if world.rank == 0 and problem is None:  # fail now instead of after the measurements
         for file in filter(None, (arguments.json, arguments.plot, arguments.tune)):
             try:
                 with open(file, "ab"):

@@ -45,6 +45,12 @@ def plot(rows: Sequence[Row], file: str | Path, title: str = "") -> None:
     pyplot.close(figure)
 
 
+def problem_of(file: str) -> str | None:
+    """Return the reason why no image can be written with this name, or None."""
+    formats, ending = pyplot_without_display().figure().canvas.get_supported_filetypes(), Path(file).suffix[1:].lower()
+    return f"{file}: expected the ending {', '.join(formats)}" if ending and ending not in formats else None
+
+
 def microseconds_in_words(us: float) -> str:
     """Return a time as text, with a unit that makes the number short.
 

@@ -65,15 +65,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         known.error(f"there is no option {unknown[0]}{ranks or nearest(unknown[0], options)}")
     try:
         status: int = late.late(COMMANDS[parsed.command].module).run(parsed)
-        if parsed.command != "run":  # the program may have closed or replaced stdout
+        if parsed.command != "run" and sys.stdout is not None:  # the program may have closed or replaced stdout
             sys.stdout.flush()
     except BrokenPipeError:  # ... | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout at exit
         return 128 + signal.SIGPIPE
     except OSError as error:
-        if parsed.command == "run" or error.errno != errno.ENOSPC:
+        if parsed.command == "run" or (error.filename is None and error.errno != errno.ENOSPC):
             raise
         print(f"hpccomm {parsed.command}: {error}", file=sys.stderr)
+        if error.filename is not None:
+            return 2
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return status

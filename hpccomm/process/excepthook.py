@@ -7,6 +7,7 @@ import inspect
 import io
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -15,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from .. import errors
+from . import forked
 from .proc import MAPPED_LATER, take_names_away
 
 PATIENCE = 3.0  # seconds for ranks that Ctrl-C interrupts inside MPI to report their place
@@ -161,7 +163,7 @@ def aborts_on_exception() -> bool:
 def end_with(end: SystemExit, where: str = " inside `with` of the world") -> None:
     """End every rank with the status of a SystemExit, unless the status or HPCCOMM_ABORT_ON_EXCEPTION is 0."""
     status = end.code if isinstance(end.code, int) else int(end.code is not None)
-    if not status & 0xFF or not aborts_on_exception():
+    if not status & 0xFF or forked.is_child or not aborts_on_exception():
         return
     from .abort import abort
     from .printed import let_launcher_read
@@ -169,7 +171,8 @@ def end_with(end: SystemExit, where: str = " inside `with` of the world") -> Non
     from .together import Words, said_once
 
     text = "" if isinstance(end.code, int) else f"{end.code}\n"
-    with said_once(Words(f"{text}hpccomm: sys.exit({end.code!r}){where} ends the job", "")) as texts:
+    why = "Ctrl-C" if end.code == 128 + signal.SIGINT else f"sys.exit({end.code!r}){where}"
+    with said_once(Words(f"{text}hpccomm: {why} ends the job", "")) as texts:
         for each in texts:
             tell(each)
         let_launcher_read()

@@ -26,6 +26,7 @@ from typing import Any
 CONNECTION = ("PMI_FD", "PMI_PORT", "PMIX_NAMESPACE")
 STARTED_BY = "HPCCOMM_STARTED_BY"  # the rank and its process number
 
+is_child = False  # whether this process was forked after MPI had started
 _is_watching = False
 _status = 0  # the exit status of a child
 
@@ -49,8 +50,8 @@ def hide_launcher(rank: int) -> None:
 
 def _begin() -> None:
     """Take over the end of this process, and note its exit status, which Python does not provide."""
-    global _status
-    _status = 0
+    global _status, is_child
+    _status, is_child = 0, True
     sys.exit = _noting(sys.exit, _status_of)
     sys.excepthook = _noting(sys.excepthook, lambda *_: 1)
     atexit.register(_end)  # runs after all functions registered later

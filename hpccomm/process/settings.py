@@ -48,6 +48,7 @@ class Settings(NamedTuple):
 
 def read(environ: Mapping[str, str] = os.environ, folder: str = "") -> Settings:
     """Return the settings of this process's environment; ValueError names a malformed variable."""
+    _one_of(environ, "HPCCOMM_ABORT_ON_EXCEPTION", ("1", "0"))  # each rank reads it later
     return Settings(
         tuning=tuning(environ),
         cuda_aware=_one_of(environ, "HPCCOMM_CUDA_AWARE", ("0", "1")) == "1",

@@ -99,13 +99,12 @@ def run(arguments: argparse.Namespace) -> int:
     if place is not None and place.rank is not None:
         errors.set_rank(place.rank)
     rank = (place and place.rank) or 0
+    size = 1 if place is None else place.size
     for name in ("only_ranks", "debugpy", "pdb"):
         chosen = getattr(arguments, name)
-        if place is not None and place.size is not None and chosen and min(chosen) >= place.size:
-            option = name.replace("_", "-")
-            arguments.parser.error(
-                f"argument --{option}: there is no rank {min(chosen)}; the job has {place.size} ranks"
-            )
+        if size is not None and chosen and min(chosen) >= size:
+            option, ranks = name.replace("_", "-"), f"{size} rank{'s' * (size > 1)}"
+            arguments.parser.error(f"argument --{option}: there is no rank {min(chosen)}; the job has {ranks}")
     _redirect(arguments, rank)
     hook = AbortOnException()
     at_import = AtImport(lambda: _watch(hook, arguments))
@@ -276,6 +275,10 @@ def in_a_folder(text: str) -> str:
     folder = os.path.dirname(text) or "."
     if "{rank}" not in folder and not os.path.isdir(folder):
         raise argparse.ArgumentTypeError(f"there is no folder {folder}")
+    if os.path.isdir(text):
+        raise argparse.ArgumentTypeError(f"{text} is a folder; expected a file")
+    if "{rank}" not in folder and not os.access(folder, os.W_OK):
+        raise argparse.ArgumentTypeError(f"you may not write into {os.path.abspath(folder)}")
     return text
 
 

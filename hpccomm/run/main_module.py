@@ -53,7 +53,7 @@ def run_code(code: str) -> None:
 
 
 def _absolute(path: str) -> str:
-    return os.path.join(os.getcwd(), path)  # "." and ".." stay, as in Python itself
+    return path if os.path.isabs(path) else os.path.join(os.getcwd(), path)  # "." and ".." stay, as in Python itself
 
 
 def _holds_main(path: str) -> bool:

@@ -527,6 +527,7 @@ def test_bad_settings_are_refused_on_every_rank(tmp_path: Path) -> None:
         ("HPCCOMM_TIMEOUT", "-1", "HPCCOMM_TIMEOUT is '-1'; expected a positive number of seconds"),
         ("HPCCOMM_ON_TIMEOUT", "panic", "HPCCOMM_ON_TIMEOUT is 'panic'; expected abort, raise or warn"),
         ("HPCCOMM_DEBUG", "details", "HPCCOMM_DEBUG is 'details'; expected OFF, INFO or DETAIL"),
+        ("HPCCOMM_ABORT_ON_EXCEPTION", "no", "HPCCOMM_ABORT_ON_EXCEPTION is 'no'; expected 1 or 0"),
     ]:
         job = start(program, tmp_path, **{name: value})
         stdout, stderr = job.communicate(timeout=time_limit(100))
