@@ -139,6 +139,12 @@ ENDS = {  # programs that end badly, on how many ranks, and what is said
         2,
         "rank is 0, but MPI says 1; leave it out, MPI knows (rank 1)\nhpccomm: ValueError on rank 1 ends the job",
     ),
+    "a wrong option of init": (
+        "from mpi4py import MPI; import hpccomm as hc; hc.init_process_group(timeout=MPI.COMM_WORLD.Get_rank())",
+        2,
+        "ValueError: timeout is 0; expected a positive timedelta or number of seconds (rank 0)\n"
+        "hpccomm: ValueError on rank 0 ends the job",
+    ),
 }
 
 
@@ -166,6 +172,7 @@ PARSES = 'parser = argparse.ArgumentParser(); parser.add_argument("--n", type=in
         ("sys.exit(7)", 7, "[rank 0] hpccomm: sys.exit(7) inside `with` of the world ends the job"),
         ("sys.exit('no input')", 1, "[rank 0] no input"),
         (PARSES, 2, "argument --n: invalid int value: 'many'"),
+        ("sys.exit(130)", 130, "[rank 0] hpccomm: Ctrl-C ends the job"),
     ],
 )
 def test_an_exit_with_a_status_on_one_rank_ends_the_job(tmp_path: Path, exits: str, status: int, said: str) -> None:
@@ -174,7 +181,8 @@ def test_an_exit_with_a_status_on_one_rank_ends_the_job(tmp_path: Path, exits: s
 
 
 def test_an_exit_without_a_status_ends_nothing(tmp_path: Path) -> None:
-    for exits in ("sys.exit()", "sys.exit(0)"):
+    forks = "import os; pid = os.fork(); pid or sys.exit(3); assert os.waitpid(pid, 0)[1] == 3 << 8"
+    for exits in ("sys.exit()", "sys.exit(0)", forks):
         result = run_program(EXITS.format(ranks=[0, 1], exits=exits), tmp_path, ranks=2)
         assert (result.returncode, result.stderr) == (0, "")
 

@@ -1,4 +1,4 @@
-"""Waiting for other threads, in C only: what a signal handler raises inside threading.Event leaves its lock held."""
+"""Waiting for other threads, in C only: a signal handler that raises inside threading.Event leaves its lock held."""
 
 from __future__ import annotations
 

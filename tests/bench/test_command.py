@@ -121,6 +121,8 @@ def test_a_table_and_a_picture(tmp_path: Path) -> None:
     for words in ("ping_pong: Send", "mpi4py  ratio"):
         assert words in ended.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
+    refused = bench(1, "ping_pong", "--plot", tmp_path / "bench.pngg")
+    assert (refused.returncode, "bench.pngg: expected the ending" in refused.stderr) == (2, True), refused.stderr
 
 
 def test_ctrl_c_keeps_the_rows_that_are_measured() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -66,6 +67,12 @@ def test_completion_gets_the_parser_with_all_options_of_all_subcommands(
     with pytest.raises(SystemExit) as ended:
         main(["--print-completion", "zsh"])
     assert (ended.value.code, capsys.readouterr().out) == (0, "zsh: 3 False\n")
+
+
+def test_without_stdout_a_command_has_its_usual_status() -> None:
+    program = "import sys; sys.stdout = None; from hpccomm.cli.main import main; sys.exit(main(['info']))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_each_summary_begins_with_a_verb() -> None:

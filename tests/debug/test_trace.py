@@ -104,6 +104,8 @@ def test_a_program_with_a_straggler(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert max(found["ranks"], key=lambda each: each["delay"])["rank"] == 1
     assert len([each for each in json.loads(perfetto.read_text())["traceEvents"] if each["ph"] == "X"]) == 81
     assert '"straggler":{"rank":1,' in page.read_text()
+    assert main(["trace", folder, "--html", str(tmp_path / "nowhere" / "x.html")]) == 2
+    assert "hpccomm trace: [Errno 2] No such file or directory: " in capsys.readouterr().err
 
 
 @serial

@@ -163,6 +163,7 @@ def test_hooks_that_it_does_not_know_of(tmp_path: Path) -> None:
         (("--hook", "hpccomm.debug:f"), "argument --hook hpccomm.debug:f: module 'hpccomm.debug' has no attribute 'f'"),
         (("--only-ranks", "2-3"), "argument --only-ranks: there is no rank 2; the job has 2 ranks"),
         (("--pdb", "7"), "argument --pdb: there is no rank 7; the job has 2 ranks"),
+        (("--log", "/"), "argument --log: / is a folder; expected a file"),
     ],
 )
 def test_an_option_that_names_nothing_of_the_job(options: tuple[str, str], said: str, tmp_path: Path) -> None:
