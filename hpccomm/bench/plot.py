@@ -47,7 +47,8 @@ def plot(rows: Sequence[Row], file: str | Path, title: str = "") -> None:
 
 def problem_of(file: str) -> str | None:
     """Return the reason why no image can be written with this name, or None."""
-    formats, ending = pyplot_without_display().figure().canvas.get_supported_filetypes(), Path(file).suffix[1:].lower()
+    canvas = importlib.import_module("matplotlib.backend_bases").FigureCanvasBase
+    formats, ending = canvas.get_supported_filetypes(), Path(file).suffix[1:].lower()
     return f"{file}: expected the ending {', '.join(formats)}" if ending and ending not in formats else None
 
 

@@ -12,9 +12,8 @@ from ..process.environment import launcher
 
 def print_table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> None:
     """Print rows of columns: on a terminal by rich, where it is installed; the rows with a "no" or "wrong" are red."""
-    if (
-        sys.stdout is not None and sys.stdout.isatty() and launcher() is None
-    ):  # Open MPI's mpiexec gives rank 0 a terminal of its own
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    if is_terminal and launcher() is None:  # Open MPI's mpiexec gives rank 0 a terminal of its own
         with contextlib.suppress(ImportError):
             table, console, markup = map(importlib.import_module, ("rich.table", "rich.console", "rich.markup"))
             shown = table.Table(*header, box=None, show_header=bool(header), pad_edge=False)

@@ -450,7 +450,7 @@ def _widths(name: str, grid: Grid, width: Width) -> tuple[tuple[int, int], ...]:
 
 
 def _axes(name: str, grid: Grid, view: Any, axes: Sequence[Integer] | None) -> tuple[int, ...]:
-    chosen = range(grid.ndim) if axes is None else checks.one_or_more(axes)
+    chosen = range(grid.ndim) if axes is None else axes
     given = [checks.integer(f"{name}: an axis", axis) for axis in chosen]
     found = tuple(axis % view.ndim for axis in given if -view.ndim <= axis < view.ndim)
     if len(given) != grid.ndim or len(set(found)) != grid.ndim:

@@ -183,8 +183,8 @@ def with_thread(group: ProcessGroup) -> ProcessGroup:
 
 def group_of(options: Any) -> ProcessGroup:
     """Return an hpccomm group with the ranks of a new torch group; its members call it."""
+    comm = comm_world()
     if options.global_ranks_in_group:
-        comm = world.current_world().comm if world.is_initialized() else mpi_library.load().COMM_WORLD
         rank = options.global_ranks_in_group[options.group_rank]
         if rank != comm.Get_rank():  # torch's ranks would be taken for MPI's
             raise ValueError(
@@ -192,9 +192,9 @@ def group_of(options: Any) -> ProcessGroup:
                 "another backend: hpccomm.torch.init_process_group('gloo')"
             )
         return subgroup(comm, options.global_ranks_in_group, options.group_id, options.timeout)
-    agree(comm_world(), RANK=options.group_rank, WORLD_SIZE=options.group_size)
+    agree(comm, RANK=options.group_rank, WORLD_SIZE=options.group_size)
     if world.is_initialized():  # the program initialized it
-        return subgroup(world.current_world().comm, range(options.group_size), NAME, options.timeout)
+        return subgroup(comm, range(options.group_size), NAME, options.timeout)
     return world.init_process_group(timeout=options.timeout)
 
 
