@@ -269,7 +269,7 @@ def test_an_exception_of_a_signals_handler_leaves_no_note(tmp_path: Path) -> Non
     world = hc.init_process_group(timeout=2)
     signal.setitimer(signal.ITIMER_REAL, 1e-3, 1.1e-3)
     rung, until = 0, time.monotonic() + 3
-    while time.monotonic() < until:
+    while rung < 100 or time.monotonic() < until:
         try:
             armed.append(True)
             while True:
@@ -277,7 +277,6 @@ def test_an_exception_of_a_signals_handler_leaves_no_note(tmp_path: Path) -> Non
         except Rings:
             rung += 1
     signal.setitimer(signal.ITIMER_REAL, 0)
-    assert rung > 100
     python.sleep(7)
     world.destroy()
     """
