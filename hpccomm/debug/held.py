@@ -7,6 +7,7 @@ threads, and other ranks get no answer.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,11 @@ def know(token: str) -> None:
     """Make the threads ignore a question that has been answered."""
     if gil_held is not None:
         gil_held.know(token)
+
+
+def clock() -> float:
+    """Return time.monotonic() without the time in which this process was stopped, as by ``scontrol suspend``."""
+    return time.monotonic() - (0.0 if gil_held is None else gil_held.stopped())
 
 
 def identify_groups() -> None:

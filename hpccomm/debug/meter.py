@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from typing import TYPE_CHECKING
 
 from ..core.calls import Call
 from ..core.dispatcher import Dispatcher
 from ..core.hooks import Operation
 from ..native import fastpath
+from .held import clock
 from .sources import SOURCES
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Meter:
 
     def start(self) -> None:
         """Count from now on; stop a while after the last call."""
-        self._ends = time.monotonic() + LEASE
+        self._ends = clock() + LEASE
         if Dispatcher.meter is None:
             Dispatcher.meter = self
             self._handles = [source.register_hook(self) for source in SOURCES]

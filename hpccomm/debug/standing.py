@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 from . import stacks
+from .held import clock
 
 SEMAPHORE_BYTES = 64  # sem_t has 32 with glibc
 BUSY = 0.2  # of a core: more means that threads compute; the watchdog needs a tenth of that
@@ -29,7 +30,7 @@ class Standing:
         self._post = ctypes.cast(libc.sem_post, ctypes.c_void_p)
         self._is_known = libc.sem_init(self._semaphore, 0, 0) == 0
         self._is_left = False  # a call is queued that has not run
-        self._moved, self._computed = time.monotonic(), time.process_time()
+        self._moved, self._computed = clock(), time.process_time()
 
     def look(self, now: float) -> float:
         """Return the seconds that the main thread has been in one call of C; call it repeatedly."""
@@ -43,6 +44,6 @@ class Standing:
 
     def seconds(self) -> float:
         """Return the same for a verdict: 0 if the program has other threads that compute."""
-        stands = self.look(time.monotonic())
+        stands = self.look(clock())
         has_threads = stacks.threads_of_the_program() != [threading.main_thread()]
         return 0.0 if has_threads and time.process_time() - self._computed > BUSY * stands else stands

@@ -33,7 +33,7 @@ from . import stacks
 from .ctrl_c import PATIENCE_WITH_PYTHON, end_on_ctrl_c
 from .culprits import Verdict, verdict
 from .groups_seen import groups, key_of, works_in_flight
-from .held import identify_groups
+from .held import clock, identify_groups
 from .report import Reporter
 from .sources import SOURCES
 from .stacks import CallInFlight
@@ -114,7 +114,7 @@ class Watchdog:
                     end_on_ctrl_c(self.reporter.rank, lambda where: self._tell_once(where, stream=stderr.uncaptured()))
                 if signal.SIGTERM in came:
                     self._end_on_sigterm()
-                self.look(time.monotonic())
+                self.look(clock())
                 askers = mailbox.askers(time.monotonic())
                 is_woken = bool(events) or mailbox.was_woken  # perhaps by a datagram that arrived after the poll
                 self._woken += is_woken
@@ -252,7 +252,7 @@ class Watchdog:
 
     def elapsed(self) -> dict[Any, float]:
         """Return the seconds since each call in flight was first seen, by the call's key."""
-        now = time.monotonic()
+        now = clock()
         return {key: now - observed.first for key, observed in self._seen.items()}
 
     # -- the end -----------------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ class Watchdog:
                     lines = [what, *found.lines, self._where_reports_are()]
                     ends = ends or (action == IF_ALL_WAIT and found.all_wait > self._limit(call) / 2)
                     if action == IF_ALL_WAIT and not ends:
-                        observed.asks_again_at = time.monotonic() + self._limit(call)
+                        observed.asks_again_at = clock() + self._limit(call)
                     if ends and _has_gone_on(call):
                         ends = False
                         lines.append("it has ended while the ranks were asked: the job goes on")
@@ -430,7 +430,7 @@ class Watchdog:
         Open MPI's launcher sends SIGTERM after Ctrl-C, and also after a rank has died, which needs no verdict.
         """
         try:
-            self.look(time.monotonic())
+            self.look(clock())
             if SOURCES and self.reporter.has_all_neighbours():
                 self._tell_of_sigterm()
             if self._seen:

@@ -32,6 +32,7 @@ cdef extern from "gil_held.h" nogil:
     int held_start()
     void held_stop()
     void held_know(const char* token)
+    double held_stopped()
     int held_free_signal(int first)
     const int SIGRTMIN
 
@@ -117,6 +118,11 @@ def ask_cuda(uintptr_t event_query, uintptr_t capture_mode):
 def know(str token):
     """Note a question that has been answered."""
     held_know(token.encode())
+
+
+def stopped():
+    """Return the seconds in which this process was stopped, or did not get a core; a second at least each time."""
+    return held_stopped()
 
 
 def free_signal():

@@ -69,7 +69,7 @@ static struct {
     struct sigaction action_was;
     char package[1024], places[HELD_PLACES][1024], known[HELD_KNOWN][HELD_TOKEN];  /* answered questions */
     unsigned last_known;
-    volatile double stopped;         /* seconds in which this process was stopped */
+    volatile double stopped, looked; /* seconds in which this process was stopped; the watcher's last look, or 0 */
     volatile int stops, asks;        /* asks: the prober waits for the GIL */
     volatile long long times;        /* how often the prober has got it */
 } held = {.groups_lock = PTHREAD_MUTEX_INITIALIZER, .probing = PTHREAD_MUTEX_INITIALIZER};
@@ -79,6 +79,13 @@ static double held_now(int clock)
     struct timespec time;
     clock_gettime(clock, &time);
     return time.tv_sec + 1e-9 * time.tv_nsec;
+}
+
+/* The seconds in which this process was stopped, also if the watcher has not run since. */
+static double held_stopped(void)
+{
+    double looked = held.looked, since = looked ? held_now(CLOCK_MONOTONIC) - looked : 0;
+    return held.stopped + (since >= HELD_STOPPED ? since : 0);
 }
 
 static void held_sleep(double seconds)
@@ -402,13 +409,14 @@ static void *held_watch(void *nothing)
 {
     static char stacks[HELD_STACK], program[HELD_STACK], where[2048];
     long long times = -1;
-    double seconds = 0, last = held_now(CLOCK_MONOTONIC);
+    double seconds = 0;
+    held.looked = held_now(CLOCK_MONOTONIC);
     int has_reported = 0;
     while (!held.stops) {
         held_sleep(HELD_LOOK);
-        double now = held_now(CLOCK_MONOTONIC), step = now - last;
-        last = now;
+        double now = held_now(CLOCK_MONOTONIC), step = now - held.looked;
         if (step >= HELD_STOPPED) held.stopped += step, step = 0;
+        held.looked = now;
         if (!held.asks || held.times != times) {
             seconds = has_reported = 0, times = held.times;
             continue;
@@ -430,6 +438,7 @@ static void *held_watch(void *nothing)
             if (ends) _exit(HELD_STATUS);
         }
     }
+    held.looked = 0;
     return nothing;
 }
 
@@ -438,7 +447,7 @@ static void held_in_child(void)
 {
     pthread_mutex_init(&held.groups_lock, NULL);
     pthread_mutex_init(&held.probing, NULL);
-    held.stops = 1;
+    held.stops = 1, held.looked = 0;
 }
 
 /* Return the first real-time signal from `from` on that has no handler; 0 if there is none. */

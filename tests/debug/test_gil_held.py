@@ -231,6 +231,24 @@ def test_time_in_which_the_process_was_stopped_does_not_count(tmp_path: Path) ->
     assert ended.returncode == 0, ended.stderr
 
 
+def test_a_job_whose_ranks_are_all_stopped_for_a_while_goes_on(tmp_path: Path) -> None:
+    """As Slurm does it with `scontrol suspend` and `scontrol resume`."""
+    program = """
+    with hc.init_process_group(timeout=6) as world:
+        pids = [0, 0]
+        hc.all_gather_object(pids, os.getpid())
+        both = " ".join(map(str, pids))
+        if world.rank == 1:
+            os.system(f"(sleep 3; kill -STOP {both}; sleep 7; kill -CONT {both}; touch resumed) &")
+            while not os.path.exists("resumed"):
+                time.sleep(0.1)
+            time.sleep(2.5)  # two looks of rank 0
+        hc.barrier()
+    """
+    ended = run(program, tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr
+
+
 def test_nobody_waits_for_the_thread_that_writes(tmp_path: Path) -> None:
     """Its stderr is a pipe that nobody reads."""
     program = f"""
