@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
-from ..errors import DistError, DistStoreError, HpccommWarning, on_rank
+from ..errors import DistBackendError, DistError, DistStoreError, HpccommWarning, on_rank
 from ..job import failures, mpi_library
 from ..process.excepthook import end_with
 from ..process.proc import MAPPED_LATER, take_names_away
@@ -384,6 +384,8 @@ class ProcessGroup(Operations, MPI4PyNames):
             destroyed.
         DistError
             Inside a coalescing() block.
+        DistBackendError
+            MPI has been finalised.
         """
         for text in self._destroy():  # last: with -W error, warnings raise, and only on some ranks
             warnings.warn(text, HpccommWarning, stacklevel=3)
@@ -394,6 +396,8 @@ class ProcessGroup(Operations, MPI4PyNames):
             return []
         if self.dispatcher.block is not None:
             raise DistError(f"destroy of {self!r}: leave its coalescing() block first{on_rank()}")
+        if self.comm is not None and mpi_library.is_finalized():
+            raise DistBackendError(f"destroy of {self!r}: MPI has been finalised: call MPI.Finalize() last{on_rank()}")
         for each in self.attachments.values():
             each.finish()
         self.agree_on("destroy")

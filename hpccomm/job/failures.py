@@ -99,7 +99,9 @@ def watch(comm: MPI.Intracomm, parent: MPI.Intracomm | None) -> None:
         if _thread is None and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
             _thread = threading.Thread(target=_look_for_deaths, name="hpccomm-failures", daemon=True)
             _thread.start()
-            atexit.register(_stop)  # before MPI_Finalize
+            atexit.register(_stop)  # before mpi4py's MPI_Finalize
+            key = MPI.Comm.Create_keyval(delete_fn=lambda *_: _stop())  # before the program's, which deletes it first
+            MPI.COMM_SELF.Set_attr(key, None)
 
 
 def forget(comm: MPI.Intracomm) -> None:

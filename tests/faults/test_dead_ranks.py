@@ -506,6 +506,15 @@ def test_an_exception_ends_a_job_of_four_ranks_which_mpi_abort_does_not(tmp_path
     assert "[rank 1] KeyError: 'mine'" in ended.stderr
 
 
+@survives
+def test_the_thread_that_looks_for_deaths_ends_before_the_programs_own_finalize(tmp_path: Path) -> None:
+    end = "from mpi4py import MPI\nMPI.Finalize()\ntime.sleep(0.5)\nprint('it goes on')\n"  # five looks
+    file = tmp_path / "program.py"
+    file.write_text(textwrap.dedent(BEGIN) + end)
+    ended = launch(2, sys.executable, file, tmp_path, "[]", timeout=60, env={"MPIEXEC_ARGS": "--with-ft ulfm"})
+    assert (ended.returncode, ended.stdout) == (0, 2 * "it goes on\n"), ended.stderr
+
+
 def test_without_fault_tolerance_shrink_group_says_how_to_start_the_job(process_group: hc.ProcessGroup) -> None:
     with pytest.raises(hc.UnsupportedOperationError, match=r"start the job with Open MPI's `mpirun --with-ft ulfm`"):
         hc.shrink_group()

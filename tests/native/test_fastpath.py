@@ -787,6 +787,7 @@ started.wait()
 calls = [
     lambda: hc.all_reduce(x), lambda: hc.all_reduce(spread), lambda: hc.all_reduce(x, async_op=True), hc.barrier,
     lambda: hc.send(x, 1) if world.rank == 0 else hc.recv(x, 0), started.start,
+    world.destroy,
 ]
 for call in calls[:4]:
     call()
