@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ..errors import UnsupportedOperationError, on_rank
 from .generated_backend import GeneratedBackend
+from .joined_work import JoinedWork
 from .overlap import all_unaliased
-from .work import JoinedWork, Work
+from .work import Work
 
 if TYPE_CHECKING:
     from .options import BackendOptions
@@ -222,6 +223,9 @@ class Backend(GeneratedBackend):
     def connected_on(self) -> int | None:
         """Return the number of the GPU that is connected to the other ranks' GPUs; None if there is no connection."""
         return None
+
+    def check_batch(self, messages: list[tuple[Any, int | None, int]]) -> None:
+        """Raise if one of these messages (array, peer, tag) can't start: no message of the batch has started yet."""
 
     def batch(self, arrays: list[Any]) -> AbstractContextManager[None]:
         """Return a context manager in which the asynchronous sends and receives of these arrays start together."""

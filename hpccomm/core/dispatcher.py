@@ -25,12 +25,13 @@ from .backend import Backend, FastPath
 from .backends import Destroyed, LazyBackends
 from .calls import Call
 from .checks import apart
+from .joined_work import JoinedWork
 from .operation_list import CALLED, MESSAGES, OPERATIONS, PEER_AND_TAG, TASK
 from .overlap import read_and_written
 from .reduce_op import ReduceOp
 from .registry import OBJECTS
 from .timeouts import as_seconds
-from .work import CompletedWork, JoinedWork, Work, WorkStatus
+from .work import CompletedWork, Work, WorkStatus
 from .work_info import work_info
 
 if TYPE_CHECKING:
@@ -459,7 +460,7 @@ class Block:
                 raise translated from (None if translated is error else error)
             if work is not None:
                 works.append(work)
-        return JoinedWork(works) if works else None
+        return JoinedWork(works) if len(works) > 1 else works[0] if works else None
 
 
 def batch(messages: Sequence[tuple[Dispatcher, Call]]) -> list[Work]:
@@ -485,12 +486,17 @@ def batch(messages: Sequence[tuple[Dispatcher, Call]]) -> list[Work]:
             works[i] = getattr(dispatcher.group, name)(array, peer, tag, True)  # may take the fast path
         return works
     of_backend: dict[Backend, list[int]] = {}
+    on_host: list[int] = []
     for i in receives + sends:
         dispatcher, call = messages[i]
         if call.device == "cpu":
-            works[i] = dispatcher.run(call, True)
+            on_host.append(i)
         else:
             of_backend.setdefault(dispatcher.backends[call.device], []).append(i)
+    for backend, together in of_backend.items():
+        backend.check_batch([messages[i][1].arguments for i in together])
+    for i in on_host:
+        works[i] = messages[i][0].run(messages[i][1], True)
     for backend, together in sorted(of_backend.items(), key=lambda item: _order_of(messages[item[1][0]][0])):
         with backend.batch([messages[i][1].arguments[0] for i in together]):
             for i in together:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from .backend import Pieces
+from .joined_work import JoinedWork
 from .overlap import Extent, all_unaliased, extent, overlapping
-from .work import JoinedWork, Once, Work
+from .work import Once, Work
 
 if TYPE_CHECKING:
     from .backend import Backend

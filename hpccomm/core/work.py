@@ -459,41 +459,6 @@ class CompletedWork(Work):
         """Return at once."""
 
 
-class JoinedWork(Work):
-    """Several Works as one, done when all of them are done."""
-
-    def __init__(self, works: list[Work]) -> None:
-        super().__init__()
-        self.alive = works
-        self._works = works
-
-    def poll(self) -> bool:
-        """Return True if all are done; raise the error of the first failed one."""
-        done = [work.has_ended() for work in self._works]  # poll each, so that it makes progress
-        if not all(done):
-            return False
-        self.block()
-        return True
-
-    def make_progress(self) -> bool:
-        """Let the first Work that can make progress make it."""
-        return any(work.make_progress() for work in self._works)
-
-    def block(self) -> None:
-        """Wait for all, even after one has failed; raise the error of the first failed one."""
-        first: Exception | None = None
-        for work in self._works:
-            if work.waits_on_stream and work._status is IN_FLIGHT and self.group is not None:
-                work.info = self.info  # it is in flight after `wait`; the group follows it to its end
-                self.info.dispatcher.in_flight[work] = None
-            try:
-                work.wait()
-            except Exception as error:
-                first = first or error
-        if first is not None:
-            raise first
-
-
 def both(first: Callable[[], None] | None, second: Callable[[], None] | None) -> Callable[[], None] | None:
     """Return a function that calls `first`, then `second`; if one is None, the other."""
     if first is None or second is None:

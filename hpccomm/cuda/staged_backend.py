@@ -62,8 +62,8 @@ class StagedBackend(Backend):
 
     def connect(self) -> int | None:
         device, comm = self._options.device_id, self._options.comm
-        if device == "auto" and comm is not None:
-            visible = comm.allgather(choice.visible_gpus(self._runtime, None))
+        if device is not None and comm is not None:
+            visible = comm.allgather(choice.visible_gpus(self._runtime, None if device == "auto" else device))
             device = choice.choose(visible, self._options.ranks)[self.rank]
         if device is None or device == "auto":
             return None

@@ -45,14 +45,14 @@ class CudaWork(Work):
         self._device = device
         self._release = release
         self._failure = failure
-        self._wait_blocks = wait_blocks
+        self.wait_blocks = wait_blocks
         self._event = event  # 0 until the batch is launched, and if there is a `_rest`
         self._kept = {} if kept is None else kept
 
     @property
     def waits_on_stream(self) -> bool:
         """True if `wait` makes a stream wait; it blocks the host if the operation's last part runs there."""
-        return not self._wait_blocks and self._finish is None
+        return not self.wait_blocks and self._finish is None
 
     def launched(self, event: int) -> None:
         """Set the event that is recorded after the operation's batch."""
@@ -87,7 +87,7 @@ class CudaWork(Work):
         dispatcher, name, number, result, *others = self.info
         if self not in dispatcher.in_flight:  # it is part of another Work
             return
-        rest = CudaWork(self._runtime, self._device, self._release, self._failure, self._wait_blocks, self._event)
+        rest = CudaWork(self._runtime, self._device, self._release, self._failure, self.wait_blocks, self._event)
         rest.info = work_info((dispatcher, name, number, described(result), *others))
         self._kept[self._event] = ()
         self._event, self._rest = 0, rest

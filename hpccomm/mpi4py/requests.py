@@ -18,7 +18,8 @@ from mpi4py import MPI
 from ..core.calls import Call
 from ..core.dispatcher import batch
 from ..core.group import ProcessGroup
-from ..core.work import JoinedWork, Work
+from ..core.joined_work import JoinedWork
+from ..core.work import Work
 from ..errors import DistError, on_rank
 from .calls import Step
 from .stand_ins import LikeItsBase, from_handles, stand_in

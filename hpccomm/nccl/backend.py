@@ -7,8 +7,9 @@ rank knows the others' sizes. NCCL makes the same sends and receives of them (`t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from itertools import accumulate, chain
 from time import monotonic
 from typing import Any, cast
@@ -24,13 +25,14 @@ from ..core.work import Work
 from ..cuda import seam
 from ..cuda.packing import gpu_of
 from ..cuda.time_limit import TimeLimit
+from ..cuda.work import CudaWork
 from ..errors import DistBackendError, DistError, DistTimeoutError, UnsupportedOperationError, on_rank
 from ..native import fastpath
-from .bootstrap import Unavailable, all_or_none, connect
+from .bootstrap import Unavailable, all_or_none, connect, used
 from .connection import Connection
 from .intra_node import IntraNode
 from .persistent import NCCLPersistentWork
-from .plan import Plan
+from .plan import Plan, refuse_capture
 from .symmetric import SymmetricArrays
 from .types import reduced
 
@@ -74,24 +76,25 @@ class NCCLBackend(Backend):
             self._meeting = self._meeting or self._mpi.Ibarrier()  # may be left from a call that timed out
             time_limit.wait_while(lambda: not self._meeting.Test())
             self._meeting = None
-        comm, device = connect(self.nccl, self._runtime, self._options, device, time_limit)
-        return self._connected(comm, device, time_limit)
+        return self._use(connect(self.nccl, self._runtime, self._options, device, time_limit, self._connection_on))
 
     def _time_limit(self) -> TimeLimit | None:
         """Return the limit of a call if time-outs raise; otherwise None: a limit costs NCCL a thread for each call."""
         return TimeLimit(as_seconds(self._options.timeout)) if self._options.on_timeout == "raise" else None
 
-    def _connected(self, comm: seam.Communicator, device: int, time_limit: TimeLimit | None) -> Connection:
-        settings = self._options.settings
-        self._connection = Connection(self._runtime, comm, device, settings.blocking_wait, time_limit)
-        self.last_on_gpu = self._connection.last
+    def _connection_on(self, comm: seam.Communicator, device: int, time_limit: TimeLimit | None) -> Connection:
+        return Connection(self._runtime, comm, device, self._options.settings.blocking_wait, time_limit)
+
+    def _use(self, connection: Connection) -> Connection:
+        settings, device = self._options.settings, connection.device
+        self._connection, self.last_on_gpu = connection, connection.last
         if settings.intra_node != "0":
             by_host = settings.intra_node == "host"
             with seam.on_device(self._runtime, device):
-                self._intra_node = IntraNode(self._runtime, self._mpi, device, self._connection.stream, by_host)
+                self._intra_node = IntraNode(self._runtime, self._mpi, device, connection.stream, by_host)
         elif not settings.blocking_wait:
-            self._fast_path.open(self._connection, self._options.device)
-        return self._connection
+            self._fast_path.open(connection, self._options.device)
+        return connection
 
     def split(self, options: BackendOptions | None, color: int) -> Backend | None:
         connection = self._connection
@@ -100,18 +103,22 @@ class NCCLBackend(Backend):
         new = None if options is None else type(self)(options._replace(device_id=connection.device))
         time_limit = None if new is None else new._time_limit()
 
-        def made() -> seam.Communicator | None:
+        def made() -> Connection | None:
             key = 0 if options is None else options.rank
             comm = connection.split(-1 if options is None else color, key, time_limit)
             if isinstance(comm, Unavailable) and options is not None and options.size == 1:  # it shares no GPU
                 with seam.on_device(self._runtime, connection.device):
-                    return self.nccl.connect(1, self.nccl.unique_id(), 0, time_limit)
-            return comm
+                    comm = self.nccl.connect(1, self.nccl.unique_id(), 0, time_limit)
+            if comm is None or new is None:
+                return None
+            return used(comm, connection.device, time_limit, new._connection_on)
 
         own = self._time_limit()  # all ranks have a limit, or none has
-        comm = all_or_none(self.nccl, self._mpi, self._options.ranks, made, own and (time_limit or own))
-        if comm is not None and new is not None:
-            new._connected(comm, connection.device, time_limit)
+        limit = own and (time_limit or own)
+        for_all = partial(all_or_none, self.nccl, self._mpi, self._options.ranks)
+        for_all(connection.prepare_split, limit)
+        if (made_one := for_all(made, limit)) is not None and new is not None:
+            new._use(made_one)
         return new
 
     # -- one array -------------------------------------------------------------------------------
@@ -277,6 +284,8 @@ class NCCLBackend(Backend):
     def exchange(self, sends: Pieces, receives: Pieces, adds: bool, async_op: bool) -> Work | None:
         arrays = [piece for _, piece in (*sends, *receives)]
         plan = self._plan(async_op, *arrays) if arrays else (self._connection or self._connect()).plan(async_op)
+        if adds and not plan.is_persistent:  # it may load kernels, which takes memory
+            refuse_capture(self._runtime, plan.stream, "a sum of received parts")
         messages = plan.messages(self.rank, sends, receives, adds)
         if len(messages.sent) + len(messages.received) > MOST_CALLS:  # in several groups, receives would wait for sends
             raise UnsupportedOperationError(
@@ -292,17 +301,33 @@ class NCCLBackend(Backend):
         plan.exchange(messages, adds)
         return self._end(plan, async_op, arrays)
 
-    def batch(self, arrays: list[Any]) -> AbstractContextManager[None]:
-        if len(arrays) > MOST_CALLS:
+    def check_batch(self, messages: list[tuple[Any, int | None, int]]) -> None:
+        if len(messages) > MOST_CALLS:
             raise ValueError(
-                f"batch_isend_irecv: {len(arrays)} messages on GPU arrays; NCCL takes {MOST_CALLS} at once, so make "
+                f"batch_isend_irecv: {len(messages)} messages on GPU arrays; NCCL takes {MOST_CALLS} at once, so make "
                 f"several batches{on_rank()}"
             )
+        for _, peer, tag in messages:
+            _given_source("recv", peer)
+            self._check_message("batch_isend_irecv", tag)
+        arrays = [array for array, _, _ in messages]
+        device = gpu_of(arrays[0]) if self._connection is None else self._connection.device
+        self._check_gpus(arrays, device)
+        refuse_capture(self._runtime, self._runtime.current_stream(device), "an asynchronous operation")
+
+    def batch(self, arrays: list[Any]) -> AbstractContextManager[None]:
         self._message("batch_isend_irecv", 0, True, *arrays)
         return cast("Connection", self._connection).batch()
 
     def _message(self, operation: str, tag: int, async_op: bool, *arrays: Any) -> Plan:
-        """Return a plan for a message; its two ranks alone can't connect the group."""
+        """Return a plan for a message."""
+        self._check_message(operation, tag)
+        plan = self._plan(async_op, *arrays)
+        plan.message = operation
+        return plan
+
+    def _check_message(self, operation: str, tag: int) -> None:
+        """Raise if NCCL can't take a message: its two ranks alone can't connect the group."""
         if tag != 0:
             raise UnsupportedOperationError(
                 f"tag is {tag}, and NCCL has no tags: its messages from one rank to another arrive in the order of the "
@@ -311,9 +336,6 @@ class NCCLBackend(Backend):
             )
         if self._connection is None and self.size > 2:
             raise self._unconnected(operation)
-        plan = self._plan(async_op, *arrays)
-        plan.message = operation
-        return plan
 
     # -- the rest --------------------------------------------------------------------------------
 
@@ -328,7 +350,9 @@ class NCCLBackend(Backend):
         token = plan.empty((1,), np.dtype(np.uint8))
         plan.all_reduce(token, token, reduced("barrier", token.dtype, ReduceOp.MAX))
         work = connection.end(plan, async_op, arrays=token)
-        if not async_op:
+        if isinstance(work, CudaWork):
+            work.wait_blocks = True  # `wait` returns when every rank has called it
+        else:
             connection.wait_for(plan.stream)
         return work
 
@@ -394,13 +418,16 @@ class NCCLBackend(Backend):
     def _plan(self, async_op: bool, *arrays: Any) -> Plan:
         """Return a plan for an operation on these arrays; the first operation connects the ranks."""
         connection = self._connection or self._connect(gpu_of(arrays[0]))
+        self._check_gpus(arrays, connection.device)
+        return self._begin(connection, async_op)
+
+    def _check_gpus(self, arrays: Sequence[Any], device: int) -> None:
         for array in arrays:
-            if gpu_of(array) != connection.device:
+            if gpu_of(array) != device:
                 raise ValueError(
                     f"an array is on GPU {gpu_of(array)}, but this rank's GPU in the group is "
-                    f"{connection.device}: one GPU per rank in a group{on_rank()}"
+                    f"{device}: one GPU per rank in a group{on_rank()}"
                 )
-        return self._begin(connection, async_op)
 
     def _begin(self, connection: Connection, async_op: bool) -> Plan:
         return connection.plan(async_op)

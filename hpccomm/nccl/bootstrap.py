@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from ..core.options import BackendOptions
+    from .connection import Connection
 
-T = TypeVar("T", bound="Communicator | None")
+C = TypeVar("C", bound="Communicator | Connection")
+T = TypeVar("T", bound="Communicator | Connection | None")
 
 SHARING = 23000  # the first version of NCCL that lets ranks share a GPU
 # Environment variables: the value that hpccomm refuses, and the error message.
@@ -34,12 +36,18 @@ HOST_ID = "NCCL_HOSTID"  # NCCL's identity of a host: ranks of the same host may
 
 
 def connect(
-    nccl: NCCL, runtime: Runtime, options: BackendOptions, device: int | None, time_limit: TimeLimit | None
-) -> tuple[Communicator, int]:
-    """Return a communicator of a group's ranks, and this rank's GPU: `device`, or a chosen one if that is None.
+    nccl: NCCL,
+    runtime: Runtime,
+    options: BackendOptions,
+    device: int | None,
+    time_limit: TimeLimit | None,
+    use: Callable[[Communicator, int, TimeLimit | None], C],
+) -> C:
+    """Connect a group's ranks, each on its GPU: `device`, or a chosen one if that is None.
 
-    If ranks share a GPU and ``HPCCOMM_INTRA_NODE=host`` can work without NCCL, the communicator is `Unavailable`.
-    DistBackendError on every rank, if one has no GPU, two have the same, or NCCL can't connect one.
+    Return the result of `use(communicator, device, time_limit)`, which has a method `abort`. If ranks share a GPU and
+    ``HPCCOMM_INTRA_NODE=host`` can work without NCCL, the communicator is `Unavailable`.
+    DistBackendError on every rank, if one has no GPU, two have the same, NCCL can't connect one, or `use` fails.
     """
     comm: Any = options.comm
     rank, ranks = options.rank, options.ranks
@@ -54,7 +62,7 @@ def connect(
     if shared is not None:
         if options.settings.intra_node != "host":
             raise DistBackendError(shared)
-        return cast("Communicator", Unavailable(shared)), device
+        return use(cast("Communicator", Unavailable(shared)), device, time_limit)
     # One broadcast carries (error, id), so no rank waits for an id that never comes.
     error, unique_id = comm.bcast(tried(nccl, nccl.unique_id) if rank == 0 else None)
     if error is not None:
@@ -62,9 +70,22 @@ def connect(
     if options.device_id is not None:  # first: `on_device` returns to the previous GPU, and would make a context there
         runtime.use_device(device)
     with on_device(runtime, device):
-        return all_or_none(
-            nccl, comm, ranks, partial(nccl.connect, len(ranks), unique_id, rank, time_limit), time_limit
-        ), device
+        make = partial(nccl.connect, len(ranks), unique_id, rank, time_limit)
+        return all_or_none(nccl, comm, ranks, lambda: used(make(), device, time_limit, use), time_limit)
+
+
+def used(
+    made: Communicator,
+    device: int,
+    time_limit: TimeLimit | None,
+    use: Callable[[Communicator, int, TimeLimit | None], C],
+) -> C:
+    """Return `use(made, device, time_limit)`; abort the communicator if that raises."""
+    try:
+        return use(made, device, time_limit)
+    except BaseException:
+        made.abort()
+        raise
 
 
 def all_or_none(
@@ -74,7 +95,7 @@ def all_or_none(
     make: Callable[[], T],
     time_limit: TimeLimit | None,
 ) -> T:
-    """Return the communicator from `make`; raise on every rank of `comm` if `make` raises on one.
+    """Return the result of `make`; raise on every rank of `comm` if it raises on one, and abort it on the others.
 
     With a time limit no rank waits in NCCL's bootstrap for a rank that has failed there.
     """

@@ -80,9 +80,9 @@ class Connection:
         if time_limit is not None:
             time_limit.failure = lambda: self.failure
         if device not in HAVE_KERNELS:
-            HAVE_KERNELS.add(device)
             with on_device(runtime, device):
                 runtime.load_copies(device, self.stream)
+            HAVE_KERNELS.add(device)
         self._async_errors = AsyncErrors(self._look, self.fail)
 
     # -- operations ------------------------------------------------------------------------------
@@ -236,10 +236,15 @@ class Connection:
         with on_device(self.runtime, self.device):
             self._work(self._end_event(None, (), stream)).synchronize()
 
-    def split(self, color: int, key: int, time_limit: TimeLimit | None) -> Communicator | None:
-        """Split the communicator (ncclCommSplit); every rank of the group calls it."""
+    def prepare_split(self) -> None:
+        """Block the host until no operation is in flight, as ncclCommSplit requires."""
+        self.raise_failure()
         with on_device(self.runtime, self.device):
-            self.wait_for(self._next_stream(async_op=True))  # NCCL requires that no operation is in flight
+            self.wait_for(self._next_stream(async_op=True))
+
+    def split(self, color: int, key: int, time_limit: TimeLimit | None) -> Communicator | None:
+        """Split the communicator (ncclCommSplit); every rank of the group calls it, after `prepare_split`."""
+        with on_device(self.runtime, self.device):
             return self._issue(self.comm.split, (color, key, time_limit))
 
     def register_window(self, memory: int, nbytes: int) -> None:

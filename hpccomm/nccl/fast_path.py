@@ -43,7 +43,7 @@ class CompiledCudaWork(fastpath.GPUPending, CudaWork):
     _runtime = property(attrgetter("path.connection.runtime"))
     _device = property(attrgetter("path.connection.device"))
     _failure = property(attrgetter("path.connection.why_ended"))
-    _wait_blocks = property(attrgetter("path.connection.wait_blocks"))
+    wait_blocks = property(attrgetter("path.connection.wait_blocks"))
 
 
 class NCCLFastPath(fastpath.GPUPath, FastPath):

@@ -52,7 +52,7 @@ class PendingWork(C10DWork):
 
     def result(self) -> Any:
         """Wait for the operation and return its outputs."""
-        self._work.wait()
+        self.wait()
         return self._result
 
     def source_rank(self) -> int:

@@ -16,7 +16,7 @@ from mpi4py import MPI
 import hpccomm as hc
 from hpccomm.core import progress
 from hpccomm.core.dispatcher import REAP_BYTES, all_dispatchers
-from hpccomm.core.work import JoinedWork
+from hpccomm.core.joined_work import JoinedWork
 from tests.launch import until
 
 pytestmark = pytest.mark.usefixtures("process_group")

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.serial, pytest.mark.skipif(gil_held is None, reason="w
 START = """
     import ctypes, os, sys, threading, time, numpy as np, hpccomm as hc
     python = ctypes.PyDLL(None)  # whose functions keep the GIL
-    EIGHT_SECONDS = b"for _ in $(seq 40); do sleep 0.2; done"  # if the machine stands still, only one of them is shorter
+    EIGHT_SECONDS = b"for _ in $(seq 40); do sleep 0.2; done"  # a machine that stands still shortens one
     os.chdir(sys.argv[1])
     """
 

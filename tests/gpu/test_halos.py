@@ -76,6 +76,14 @@ def test_again_and_again(set_up: Any, grids: list[hc.Grid]) -> None:
                     np.testing.assert_array_equal(gpus.values(one), other)
 
 
+def test_a_graph_takes_no_sums_of_this_ranks_own_parts_either(process_group: hc.ProcessGroup) -> None:
+    with hc.new_grid((1, process_group.size), periodic=True) as grid:
+        block = gpus.array(np.ones((4, 4)))
+        hc.halo_exchange([block], grid)  # connects
+        with gpus.captured(), pytest.raises(hc.DistBackendError, match="can't be replayed by a CUDA graph"):
+            hc.halo_accumulate([block], grid, width=[1, 0])
+
+
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The seam's calls that take memory, or copy to the host and back."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from hpccomm.nccl import async_errors, connection, plan
 from ..arrays import assert_same, strided
 from ..launch import until
 from . import gpus
+from .test_streams import gpu_goes_on
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 pytestmark = pytest.mark.usefixtures("no_world_left")
@@ -248,6 +250,19 @@ def test_an_error_of_nccl_closes_the_group_of_calls(machine: Any) -> None:
         machine.grouped.clear()
 
 
+def test_a_barrier_of_a_group_on_gpus_waits_on_the_host(machine: Any) -> None:
+    with hc.init_process_group("cuda:nccl", device_id=gpus.own()):
+        hc.barrier()
+        machine.held = True  # as if another rank had not come
+        with pytest.raises(hc.DistTimeoutError):
+            hc.barrier(timeout=0.01)
+        work = hc.barrier(async_op=True)
+        assert not work.waits_on_stream
+        with gpu_goes_on(machine):
+            work.wait()
+        assert work.is_completed()
+
+
 # -- sub-groups --------------------------------------------------------------------------------------
 
 
@@ -279,6 +294,14 @@ def test_nothing_is_in_flight_when_a_communicator_is_split() -> None:
             hc.all_reduce(array, async_op=True)
             hc.new_group([0])
         assert_same(gpus.values(array), np.full(4, float(SIZE**4)))
+
+
+def test_a_capture_of_one_rank_refuses_the_new_group_on_all() -> None:
+    with hc.init_process_group(device_id=gpus.own()):
+        match = rf"rank {SIZE - 1} .*can't be replayed by a CUDA graph"
+        with gpus.captured() if RANK == SIZE - 1 else nullcontext(), pytest.raises(hc.DistBackendError, match=match):
+            hc.new_group()
+        hc.new_group().destroy()
 
 
 def test_groups_that_only_their_members_make_are_connected_anew(machine: Any) -> None:

@@ -129,25 +129,27 @@ def test_a_batch_over_two_groups(process_group: hc.ProcessGroup) -> None:
             assert_same(gpus.values(array), np.full(3, source + value))
 
 
-def test_a_batch_that_fails_closes_its_group(process_group: hc.ProcessGroup, machine: object) -> None:
-    array = gpus.array(np.zeros(2))
-    with pytest.raises(hc.UnsupportedOperationError, match="tag is 5, and NCCL has no tags"):
-        hc.batch_isend_irecv([hc.P2POp(hc.isend, array, process_group.rank, tag=5)])
-    assert machine.depth == 0
+@pytest.mark.parametrize("wrong", ["tag=5", "src=None", "another GPU"])
+def test_a_batch_with_a_wrong_message_starts_none(
+    process_group: hc.ProcessGroup, machine: Any, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages of the host neither: a receive left behind would take the next message."""
     to, source = neighbours(process_group)
-    output = gpus.array(np.ones(2))
-    with pytest.raises(hc.UnsupportedOperationError):
-        hc.batch_isend_irecv(
-            [
-                hc.P2POp(hc.irecv, output, source),
-                hc.P2POp(hc.isend, array, to),
-                hc.P2POp(hc.isend, array, to, tag=5),
-            ]
-        )
+    array, output, on_host = gpus.array(np.zeros(2)), gpus.array(np.ones(2)), np.ones(2)
+    last = hc.P2POp(hc.irecv, output, None) if wrong == "src=None" else hc.P2POp(hc.isend, array, to, tag=5)
+    if wrong == "another GPU":
+        last = hc.P2POp(hc.isend, array, to)
+        monkeypatch.setattr("hpccomm.nccl.backend.gpu_of", lambda each: gpus.own() + (each is array))
+    texts = {"tag=5": "tag is 5, and NCCL has no tags", "src=None": "give src=", "another GPU": "one GPU per rank"}
+    with pytest.raises((hc.UnsupportedOperationError, ValueError), match=texts[wrong]):
+        hc.batch_isend_irecv([hc.P2POp(hc.irecv, each, source) for each in (on_host, output)] + [last])
     assert machine.depth == 0
-    assert all(work.wait(30) for work in list(process_group.dispatcher.in_flight))  # the first two have been launched
+    assert all(work.has_ended() for work in list(process_group.dispatcher.in_flight))
+    monkeypatch.undo()
     hc.sendrecv(array, to, output, source)
+    hc.sendrecv(np.zeros(2), to, on_host, source)
     assert_same(gpus.values(output), np.zeros(2))
+    assert_same(on_host, np.zeros(2))
 
 
 def test_what_nccl_has_not(process_group: hc.ProcessGroup) -> None:

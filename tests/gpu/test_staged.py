@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 import hpccomm as hc
 from hpccomm.cuda import staged_backend
@@ -27,6 +28,15 @@ def group(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setenv("HPCCOMM_CUDA_AWARE", "01"[request.param == "CUDA-aware"])
     with hc.init_process_group("cpu:mpi,cuda:mpi") as world:
         yield world
+
+
+@pytest.mark.usefixtures("no_world_left")
+def test_a_gpu_that_one_rank_has_not_is_every_ranks_error() -> None:
+    last = MPI.COMM_WORLD.Get_size() - 1
+    device = 1000 if MPI.COMM_WORLD.Get_rank() == last else gpus.own()
+    with pytest.raises(hc.DistBackendError, match=f"rank {last} has no usable GPU"):
+        hc.init_process_group("cpu:mpi,cuda:mpi", device_id=device)
+    assert not hc.is_initialized()
 
 
 @pytest.fixture

@@ -202,7 +202,7 @@ def test_messages_of_the_host_go_on_while_it_waits_for_the_gpu(
     given_up: list[str] = []
     giving_up = threading.Timer(20, give_up)
     array = gpus.array(np.ones(3))
-    blocks = wait in ("a limit", "a blocking operation")  # HPCCOMM_BLOCKING_WAIT
+    blocks = wait in ("a limit", "a block", "a blocking operation")  # HPCCOMM_BLOCKING_WAIT
     monkeypatch.setattr(process_group, "settings", process_group.settings._replace(blocking_wait=blocks))
     limit = {"on_timeout": "raise", "timeout": 60} if wait in ("a limit", "a block") else {}
     with hc.new_group(backend="nccl" if wait == "barrier" else "cpu:mpi,cuda:nccl", **limit) as group:
@@ -210,6 +210,8 @@ def test_messages_of_the_host_go_on_while_it_waits_for_the_gpu(
         machine.held = True
         with hc.coalescing(group, async_ops=True) if wait == "a block" else nullcontext() as block:
             work = hc.all_reduce(array, group=group, async_op=block is None)
+            if block is not None:
+                hc.broadcast(gpus.array(np.ones(3)), 0, group=group)
         (group if wait == "destroy" else process_group).dispatcher.follow(Message(), "send", 1, np.ones(3), 0, 0)
         giving_up.start()
         found = WAITS[wait](work, group, array, block)
@@ -653,6 +655,24 @@ def test_whose_wait_makes_a_stream_wait(process_group: hc.ProcessGroup, monkeypa
     monkeypatch.setattr(process_group, "settings", process_group.settings._replace(blocking_wait=True))
     with hc.new_group() as group:
         assert not hc.all_reduce(array, group=group, async_op=True).waits_on_stream
+
+
+def test_several_streams_may_wait_for_a_block(process_group: hc.ProcessGroup, machine: Any) -> None:
+    summed, sent = gpus.array(np.ones(3)), gpus.array(np.full(3, 7.0))
+    machine.held = True
+    with hc.coalescing(async_ops=True) as block:
+        hc.all_reduce(summed)
+        hc.broadcast(sent, 0)
+    for stream in (nullcontext, gpus.another_stream):
+        with stream():
+            block.wait()
+            gpus.values(summed), gpus.values(sent)  # no race
+    work = block._block.work
+    assert not work.is_completed()
+    machine.held = False
+    work.synchronize()
+    assert work.is_completed()
+    assert_same(gpus.values(summed), np.full(3, float(process_group.size)))
 
 
 def test_what_a_coalescing_block_has_started_is_let_go(process_group: hc.ProcessGroup) -> None:

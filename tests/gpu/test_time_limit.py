@@ -220,6 +220,26 @@ def test_an_error_of_one_rank_in_connecting_is_every_ranks(
         assert gpus.values(array) == SIZE
 
 
+def test_an_error_of_one_rank_after_connecting_is_every_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hpccomm.cuda import seam
+    from hpccomm.nccl import connection
+
+    def fails(*_: object) -> None:
+        raise MemoryError("no memory for kernels")
+
+    monkeypatch.setattr(connection, "HAVE_KERNELS", set())
+    with hc.init_process_group(timeout=60):
+        array = gpus.array(np.ones(1))
+        if RANK == SIZE - 1:
+            monkeypatch.setattr(seam.runtime(), "load_copies", fails)
+        match = f"rank {SIZE - 1} could not be connected: .*no memory for kernels"
+        with pytest.raises(hc.DistBackendError, match=match):
+            hc.all_reduce(array)
+        monkeypatch.undo()
+        hc.all_reduce(array)
+        assert gpus.values(array) == SIZE
+
+
 @NEEDS_TWO
 def test_an_error_comes_before_the_time_outs_that_it_makes(machine: Any) -> None:
     from .stand_in import NCCLError

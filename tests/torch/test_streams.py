@@ -114,6 +114,12 @@ def pending(happened: list[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..
     return lambda work: backend.pending(work, [torch.ones(1)])
 
 
+def test_a_result_waits_in_torchs_stream_too(happened: list[str], pending: Callable[..., Any]) -> None:
+    work = pending(OnStream(happened))
+    assert work.result() is work._result
+    assert happened == [*BEFORE, "wait", *AFTER]
+
+
 def test_a_future_is_complete_at_once_on_a_stream_that_waits(happened: list[str], pending: Callable[..., Any]) -> None:
     work = pending(OnStream(happened))
     future = work.get_future()

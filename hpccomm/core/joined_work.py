@@ -1,0 +1,62 @@
+"""Several Works as one."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from .work import Work
+
+
+class JoinedWork(Work):
+    """Several Works as one, done when all of them are done."""
+
+    def __init__(self, works: list[Work]) -> None:
+        super().__init__()
+        self.alive = works
+        self._works = works
+
+    @property
+    def waits_on_stream(self) -> bool:
+        """True if all do."""
+        return self._finish is None and {work.waits_on_stream for work in self._works} == {True}
+
+    def wait(self, timeout: timedelta | float | None = None) -> bool:
+        """Wait for all as they do: those on GPUs make this thread's current stream wait, at each call."""
+        if timeout is not None or not self.waits_on_stream:
+            return super().wait(timeout)
+        try:
+            self._do_to_all("wait")
+        except Exception:  # `block` raises it again, and ends this Work
+            return super().wait()
+        return True
+
+    def synchronize(self) -> None:
+        """Block the host until all are done."""
+        super().wait()
+
+    def poll(self) -> bool:
+        """Return True if all are done; raise the error of the first failed one."""
+        done = [work.has_ended() for work in self._works]  # poll each, so that it makes progress
+        if not all(done):
+            return False
+        self.block()
+        return True
+
+    def make_progress(self) -> bool:
+        """Let the first Work that can make progress make it."""
+        return any(work.make_progress() for work in self._works)
+
+    def block(self) -> None:
+        """Block the host until all are done."""
+        self._do_to_all("synchronize")
+
+    def _do_to_all(self, method: str) -> None:
+        """Call a method of all, even after one has failed; raise the error of the first failed one."""
+        first: Exception | None = None
+        for work in self._works:
+            try:
+                getattr(work, method)()
+            except Exception as error:
+                first = first or error
+        if first is not None:
+            raise first
