@@ -165,3 +165,22 @@ def test_other_groups_are_not_collected(process_group: hc.ProcessGroup) -> None:
     with hc.coalescing():
         hc.all_reduce(array, group=other)
         assert array[0] == process_group.size
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_fields_with_gaps_between_them(process_group: hc.ProcessGroup, async_op: bool) -> None:
+    n, me = process_group.size, process_group.rank
+    records = np.array([(me, 5, 10 * me)] * 2, [("a", "i4"), ("b", "i4"), ("c", "i4")])
+    ours = [records[["a", "c"]], records[["a", "c"]].copy()]
+    lists = [[np.zeros(2, ours[0].dtype) for _ in range(2)] for _ in range(n)]
+    singles = [np.zeros((n, 2), ours[0].dtype) for _ in range(2)]
+    done = [
+        hc.all_gather_coalesced(lists, ours, async_op=async_op),
+        hc.all_gather_single_coalesced(singles, ours, async_op=async_op),
+        hc.broadcast_coalesced(ours, 0, async_op=async_op),
+    ]
+    hc.wait_all([work for work in done if work is not None])
+    for rank, outputs in enumerate(lists):
+        for output in (*outputs, *(each[rank] for each in singles)):
+            assert output.tolist() == [(rank, 10 * rank)] * 2
+    assert [each.tolist() for each in ours] == [[(0, 0)] * 2] * 2

@@ -11,6 +11,8 @@ import hpccomm as hc
 from hpccomm.core.registry import OBJECTS
 from hpccomm.mpi.objects import BLOCK
 
+from .arrays import assert_same
+
 pytestmark = pytest.mark.usefixtures("process_group", "the_group_goes_on")
 needs_two = pytest.mark.mpi(min_size=2)
 
@@ -69,6 +71,21 @@ def test_send_and_receive_objects(groups: Groups) -> None:
                 assert_things(slots[0], thing(source))
         else:
             hc.send_object_list([thing(hc.get_rank()), 2], group=group, group_dst=0, tag=group.rank)
+
+
+@needs_two
+@pytest.mark.parametrize("async_op", [False, True])
+def test_several_buffers_for_which_a_blocking_sender_waits(process_group: hc.ProcessGroup, async_op: bool) -> None:
+    arrays = [np.full(100_000, 1.0), np.full(100_000, 2.0)]
+    if process_group.rank == 0:
+        hc.send_object_list(arrays, 1)
+    elif process_group.rank == 1:
+        slots: list[Any] = [None, None]
+        outcome = hc.recv_object_list(slots, 0, async_op=async_op)
+        if async_op:
+            outcome.wait(60)
+        for slot, array in zip(slots, arrays):
+            assert_same(slot, array)
 
 
 def test_received_arrays_are_writable(process_group: hc.ProcessGroup) -> None:

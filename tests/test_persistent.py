@@ -193,6 +193,7 @@ def test_its_life(process_group: hc.ProcessGroup) -> None:
     work.free()
     work.free()
     assert work not in process_group.dispatcher.persistent  # a program may make and free any number of them
+    assert work.output is None
     assert "freed" in repr(work)
     with pytest.raises(hc.DistError, match="all_reduce: freed"):
         work.start()

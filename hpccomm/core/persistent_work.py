@@ -184,7 +184,7 @@ class PersistentWork:
         """Wait for the operation and free its resources; it can't be started again. A second call does nothing."""
         if not self._freed:
             self.wait()
-            self._freed = True
+            self._freed, self.output = True, None
             self.release()
             if self.dispatcher is not None:
                 self.dispatcher.persistent.remove(self)

@@ -41,7 +41,18 @@ from .layout import (
     unpacked,
     unpacked_any,
 )
-from .works import MPIWork, MPIWorks, ReceiveWork, SendReceiveWork, all_done, as_backend_error, done, joined, received
+from .works import (
+    MPIWork,
+    MPIWorks,
+    ReceiveWork,
+    SendReceiveWork,
+    all_done,
+    as_backend_error,
+    done,
+    joined,
+    received,
+    wait_for_all,
+)
 
 if TYPE_CHECKING:
     from ..core.exchange import Exchange
@@ -368,7 +379,7 @@ class MPIBackend(Backend):
             as_bytes(own)[...] = as_bytes(mine)
         if async_op:
             return MPIWorks(requests, finish, (buffers, sent))
-        MPI.Request.Waitall(requests)
+        wait_for_all(requests)
         return done(None, finish)
 
     def exchange(self, sends: Pieces, receives: Pieces, adds: bool, async_op: bool) -> Work | None:

@@ -21,7 +21,7 @@ from ..native import _fastpath as fastpath
 from ..process.tuning import Tuning
 from .datatypes import DIRECT, OPS, TYPED, message
 from .fast_path import RUN_BYTES, MPIFastPath
-from .works import MPIWork, as_backend_error, wrong_length
+from .works import MPIWork, as_backend_error, wait_for_all, wrong_length
 
 if TYPE_CHECKING:
     from ..core.dispatcher import Dispatcher
@@ -138,7 +138,7 @@ class CompiledFastPath(fastpath.FastPath, MPIFastPath):
         """Send and receive the arrays of a sparse exchange that are too large for memory of the node."""
         requests = [self._comm.Irecv(message(array), source, SPARSE_LARGE) for source, array in receives]
         requests += [self._comm.Isend(message(array), dst, SPARSE_LARGE) for dst, array in sends]
-        MPI.Request.Waitall(requests)
+        wait_for_all(requests)
 
     def failed(self, name: str, code: int) -> Exception:
         """Count a failed operation, and return the error that the program should see; `code` is MPI's, or negative."""

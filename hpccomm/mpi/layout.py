@@ -97,11 +97,11 @@ def unpack_into(flat: Any, arrays: list[Any]) -> None:
 
 
 def packed_any(arrays: list[Any], memory: Any = None) -> Any:
-    """Return one flat array with the values of `arrays`; with their bytes, if their dtypes differ.
+    """Return one flat array with the values of `arrays`; with their bytes, if their dtypes differ or have fields.
 
     It lies in `memory`, bytes of that size, or in new memory.
     """
-    if len(set(map(dtype_of, arrays))) == 1:
+    if len(set(map(dtype_of, arrays))) == 1 and arrays[0].dtype.names is None:  # NumPy would drop gaps between fields
         return np.concatenate(arrays, axis=None, out=None if memory is None else memory.view(arrays[0].dtype))
     return np.concatenate([as_bytes(np.ascontiguousarray(array)) for array in arrays], out=memory)
 

@@ -17,7 +17,7 @@ from mpi4py import MPI
 from ..core.work import Work
 from .datatypes import message
 from .sparse_exchange import tags_of
-from .works import MPIWork
+from .works import MPIWork, wait_for_all
 
 
 class ObjectExchange(Work):
@@ -65,6 +65,6 @@ class ObjectExchange(Work):
     def block(self) -> None:
         """Wait for all pickles."""
         if not self._knows_lengths:
-            MPI.Request.Waitall(self._requests)
+            wait_for_all(self._requests)
             self._expect()
-        MPI.Request.Waitall(self._requests)
+        wait_for_all(self._requests)

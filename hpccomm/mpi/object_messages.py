@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -24,38 +25,43 @@ from .works import MPIWork
 
 
 class Incoming:
-    """An object whose messages have been matched with a receive."""
+    """An object whose first message has come; MPI receives the others from now on."""
 
-    def __init__(self, sender: int, messages: list[MPI.Message], lengths: list[int]) -> None:
+    def __init__(self, comm: MPI.Intracomm, sender: int, tag: int, lengths: list[int]) -> None:
         self.sender = sender
-        self._messages, self._lengths = messages, lengths
-        self._requests: list[MPI.Request] | None = None
-        self._parts: list[Any] = []
+        self._parts: list[Any] = list(map(MPI.buffer.allocate, lengths))
+        self._requests: list[MPI.Request] = []
+        into = [typed(np.frombuffer(part, np.uint8)) for part in self._parts]
+        UNFINISHED.add(self)  # before a signal handler can raise
+        self._requests += map(comm.Irecv, into, repeat(sender), repeat(tag))
 
     def is_there(self) -> bool:
-        """Begin to receive it, if necessary; return whether all of it has come."""
-        return MPI.Request.Testall(self._begun())
+        """Return whether all of it has come."""
+        if not MPI.Request.Testall(self._requests):
+            return False
+        UNFINISHED.discard(self)
+        return True
 
     def wait(self) -> None:
         """Wait until all of it has come."""
-        MPI.Request.Waitall(self._begun())
+        MPI.Request.Waitall(self._requests)
+        UNFINISHED.discard(self)
 
     def load(self) -> Any:
         """Unpickle the object, all of which has come."""
         data, *buffers = self._parts
         return pkl5.pickle.loads_oob(data, buffers)
 
-    def _begun(self) -> list[MPI.Request]:
-        if self._requests is None:
-            self._parts = list(map(MPI.buffer.allocate, self._lengths))
-            self._requests = []
-        for message, part in zip(self._messages[len(self._requests) :], self._parts[len(self._requests) :]):
-            self._requests += map(message.Irecv, [typed(np.frombuffer(part, np.uint8))])
-        return self._requests
+
+UNFINISHED: set[Incoming] = set()  # MPI writes to their memory, even if nobody waits for them any more
 
 
 def matched(comm: MPI.Intracomm, probe: Callable[..., MPI.Message | None], source: int, tag: int) -> Incoming | None:
-    """Match the messages of an object by `probe`, MPI's Mprobe or Improbe, which may return None."""
+    """Match an object's first message by `probe`, MPI's Mprobe or Improbe, which may return None.
+
+    The receives of the others begin at once: the sender may send one after the other, each when the one before has a
+    receive.
+    """
     status = MPI.Status()
     with MPI._comm_lock(comm, "recv"):  # pkl5's
         message = probe(comm, source, tag, status)
@@ -63,8 +69,7 @@ def matched(comm: MPI.Intracomm, probe: Callable[..., MPI.Message | None], sourc
             return None
         lengths = np.empty(status.Get_elements(MPI.INT64_T), np.int64)  # pkl5's
         message.Recv(typed(lengths))
-        sender = status.Get_source()
-        return Incoming(sender, [comm.Mprobe(sender, tag) for _ in lengths], lengths.tolist())
+        return Incoming(comm, status.Get_source(), tag, lengths.tolist())
 
 
 class Receives:

@@ -60,7 +60,7 @@ def in_place(array: Any, op: ReduceOp, ranks: int) -> tuple[Any, Plan, Finish]:
     how = plan(op, array.dtype)
     buffer = reduction_input(array, op) if how.changes else send_buffer(array)
     if buffer is array:
-        return array, how, InPlace(np.divide, array, ranks, array) if op is AVG else None
+        return array, how, InPlace(np.divide, array, array.dtype.type(ranks), array) if op is AVG else None
     return buffer, how, partial(_deliver, array, buffer, op, ranks)
 
 
@@ -93,7 +93,7 @@ def reduction_output(output: Any, op: ReduceOp, ranks: int) -> tuple[Any, Finish
         if op is not AVG:
             return buffer, unpack
         if buffer is output:
-            return buffer, InPlace(np.divide, buffer, ranks, buffer)
+            return buffer, InPlace(np.divide, buffer, buffer.dtype.type(ranks), buffer)
     return buffer, partial(_deliver, output, buffer, op, ranks)
 
 

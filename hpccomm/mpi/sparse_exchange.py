@@ -28,7 +28,7 @@ from ..job import mpi_library
 from ..job.tags import SPARSE, SPARSE_TURNS
 from .datatypes import as_bytes, message
 from .layout import send_buffer
-from .works import MPIWork
+from .works import MPIWork, wait_for_all
 
 SMALL = 4 << 10  # bytes of all arrays for one rank, up to which the message includes them
 FEW = 64  # ranks
@@ -183,11 +183,11 @@ class CountedExchange(SparseExchange):
     def block(self) -> None:
         """Wait for all sends and receives."""
         if self._counting:
-            MPI.Request.Waitall(self._counting)
+            wait_for_all(self._counting)
             self._count()
-        MPI.Request.Waitall([request for request, _ in self._coming.values()])
+        wait_for_all([request for request, _ in self._coming.values()])
         self._take_heads()
-        MPI.Request.Waitall(self._requests)
+        wait_for_all(self._requests)
         self._end()
 
 

@@ -173,6 +173,15 @@ def wait_for(requests: list[Any], statuses: list[MPI.Status]) -> None:
             raise errors[0]
 
 
+def wait_for_all(requests: list[Any]) -> None:
+    """Wait for requests, as `wait_for` does, without statuses."""
+    if get_ident() == MAIN:
+        return MPI.Request.Waitall(requests)  # type: ignore[return-value]
+    looks = pauses()
+    while not MPI.Request.Testall(requests):
+        pause(next(looks))
+
+
 def done(request: MPI.Request | None, finish: Finish, *alive: Any) -> Work | None:
     """Return a Work for the request that an MPI call returned; after a blocking call, finish and return None."""
     if request is not None:

@@ -34,6 +34,7 @@ cdef extern from "Python.h":
     PyObject* PyDict_GetItem(object of, object key)
     PyObject* PyDict_GetItemWithError(object of, object key)
     void PyErr_Clear()
+    int Py_AtExit(void (*function)() noexcept nogil)
     int PyErr_CheckSignals() except -1
     const char* PyUnicode_AsUTF8(object text) except NULL
     unsigned long PyThread_get_thread_ident() nogil

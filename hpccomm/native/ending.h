@@ -41,10 +41,12 @@ static inline int threads_that_run(void)
 
 /* A thread that is in a short call of MPI, or about to wait or to copy, is not in `node_waiting`, but it runs. A look
  * that finds no thread may have missed one: a thread that sleeps until another lets MPI's lock go runs a moment later. */
-static inline void node_end(void)
+static void node_end(void)
 {
     const struct timespec moment = {0, 1000000};
     int looks = 0, quiet = 0;
+    if (node_is_ending)
+        return;
     node_is_ending = 1;
     do {
         nanosleep(&moment, NULL);

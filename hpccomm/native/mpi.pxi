@@ -235,13 +235,18 @@ def set_crowded(bint crowded):
 
 
 def prepare_end(comm_self):
-    """Make MPI_Finalize first call `before_the_end`: it first deletes MPI_COMM_SELF's attributes (MPI-4.1 §11.2.4)."""
+    """Make MPI_Finalize first call `before_the_end`: it first deletes MPI_COMM_SELF's attributes (MPI-4.1 §11.2.4).
+
+    Before that, MPICH already takes no locks: a thread inside MPI_Test would not unlock. So Python's end, the last time
+    when threads can wait, stops them just before it calls MPI_Finalize.
+    """
     global end_is_prepared
     cdef int keyval = 0
     if not end_is_prepared:
         end_is_prepared = True
         mpi.create_keyval(<void*>copy_nothing, <void*>before_the_end, &keyval, NULL)
         mpi.set_attribute(handle(comm_self), keyval, NULL)
+        Py_AtExit(node_end)  # runs before mpi4py's, which came first
 
 
 def keep_window(window, uint64_t name):

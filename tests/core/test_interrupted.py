@@ -7,12 +7,16 @@ moment, and can be had for each k in turn.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import inspect
 import signal
 import sys
 import threading
 import traceback
+from collections import deque
 from collections.abc import Callable
+from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,6 +27,7 @@ import pytest
 import hpccomm as hc
 from hpccomm.core import progress
 from hpccomm.mpi import sparse_exchange
+from hpccomm.mpi.reductions import in_place
 from hpccomm.native import fastpath
 from tests.launch import launch, until
 
@@ -280,6 +285,25 @@ def test_a_real_alarm_bounds_a_wait_and_the_operation_goes_on(process_group: hc.
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert (array == 1).all()
+
+
+@pytest.mark.parametrize("dtype", ["f", "d", "g", "F", "D", "G"])
+def test_no_handler_interrupts_the_division_of_an_average(dtype: str) -> None:
+    """NumPy converts an int to a long double by Python's code, in which a handler may raise."""
+
+    def handler(*_: object) -> None:
+        raise Alarm
+
+    array = np.full(3, 6, dtype)
+    _, _, divide = in_place(array, hc.ReduceOp.AVG, 2)
+    before = signal.signal(signal.SIGALRM, handler)
+    arrives = partial(ctypes.pythonapi.PyErr_SetInterruptEx, signal.SIGALRM)
+    try:
+        with pytest.raises(Alarm):
+            deque(map(methodcaller("__call__"), [arrives, divide]), 0)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert (array == 3).all()
 
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])

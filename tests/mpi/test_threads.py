@@ -137,6 +137,30 @@ def test_threads_that_wait_for_messages_at_the_end_of_the_program_do_no_harm(
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "hc.all_gather_object([None] * 2, 0, async_op=True).wait()",
+        "hc.exchange_sparse({1: x}, async_op=True).wait()",
+        "hc.all_to_all([x, x.copy()], [x.copy(), x.copy()])",
+    ],
+)
+def test_a_thread_that_waits_for_a_collective_at_the_end_of_the_program_does_no_harm(call: str, tmp_path: Path) -> None:
+    file = tmp_path / "program.py"
+    file.write_text(
+        "import threading, time, numpy as np, hpccomm as hc\nworld, x = hc.init_process_group(), np.ones(90000)\n"
+        "def wait():\n"
+        f"    {call}\n"
+        "if world.rank == 0:\n"
+        "    threading.Thread(target=wait, daemon=True).start()\n"
+        "    while not world.sequence_number:\n"
+        "        time.sleep(0.01)\n"
+        "    time.sleep(0.3)\n"  # so that it waits; otherwise this test only says less
+    )
+    ended = launch(2, sys.executable, file)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_a_group_may_be_destroyed_at_the_end_of_the_program_while_another_rank_is_late(tmp_path: Path) -> None:
     file = tmp_path / "program.py"
     file.write_text(
