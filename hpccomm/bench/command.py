@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import importlib
 import importlib.util
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -288,7 +289,8 @@ def _tune(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[str
     if world.rank == 0:
         Path(arguments.tune).write_text(as_json(table, facts), encoding="utf-8")
     entries = "\n".join(f"{name:<22} {value}" for name, value in table._asdict().items())
-    return f"{text}\n\n{entries}\n\nTo use this table: export HPCCOMM_TUNING={arguments.tune}", table._asdict()
+    how = f"export HPCCOMM_TUNING={shlex.quote(arguments.tune)}"
+    return f"{text}\n\n{entries}\n\nTo use this table: {how}", table._asdict()
 
 
 def _pairs(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[str, Any]) -> tuple[str, Any]:

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from ..core.hooks import Operation, RemovableHandle
+from ..errors import on_rank
 from ..process.settings import folder_at_start, job_id
+from ..process.stderr import tell
 from .hooks import register_hook
 
 INTERVAL = 15.0  # seconds between two files
@@ -62,7 +64,7 @@ def write_metrics(folder: str | os.PathLike[str], interval: float = INTERVAL) ->
     """
     if not Path(folder).is_dir():
         raise NotADirectoryError(f"write_metrics: folder is {os.fspath(folder)!r}; expected an existing folder")
-    metrics = _Metrics(_package("prometheus_client", "write_metrics"), Path(folder), interval)
+    metrics = _Metrics(_package("prometheus_client", "write_metrics"), Path(folder).absolute(), interval)
     handle = register_hook(metrics)
 
     def remove() -> None:
@@ -80,7 +82,7 @@ class _Metrics:
         self._key = secrets.token_hex(8)  # of this process in the shared file
         self._totals: dict[tuple[str, str], list[float]] = {}
         self._changing, self._has_stopped = threading.Lock(), threading.Event()
-        atexit.register(self.write)
+        atexit.register(self._end)
         threading.Thread(target=self._run, name="hpccomm-metrics", daemon=True).start()
 
     def begin(self, operation: Operation) -> None:
@@ -96,8 +98,14 @@ class _Metrics:
     def stop(self) -> None:
         """Write the file for the last time."""
         self._has_stopped.set()
-        atexit.unregister(self.write)
-        self.write()
+        atexit.unregister(self._end)
+        self._end()
+
+    def _end(self) -> None:
+        try:
+            self.write()
+        except OSError as error:
+            tell(f"hpccomm: metrics can't be written: {error}{on_rank()}")
 
     def _run(self) -> None:
         while not self._has_stopped.wait(self._interval):
@@ -112,18 +120,18 @@ class _Metrics:
             return
         run = job_id() or Path(folder_at_start()).name
         name = f"hpccomm-{run}-{socket.gethostname()}"
-        opened = os.open(self._folder / f".{name}.json", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        with open(opened, "r+", encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        totals, flags = self._folder / f".{name}.json", os.O_CREAT | os.O_NOFOLLOW
+        with open(os.open(f"{totals}.lock", flags | os.O_RDWR, 0o600), "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             try:
-                of_node = json.load(file)
-            except ValueError:  # it is new, or a process has ended while it wrote
+                with open(os.open(totals, os.O_RDONLY | os.O_NOFOLLOW), encoding="utf-8") as file:
+                    of_node = json.load(file)
+            except FileNotFoundError:
                 of_node = {}
             of_node[self._key] = own
-            file.seek(0)
-            file.truncate()
-            json.dump(of_node, file)
-            file.flush()
+            with open(os.open(f"{totals}.new", flags | os.O_WRONLY | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+                json.dump(of_node, file)
+            os.replace(f"{totals}.new", totals)  # whole: the disk may be full
             registry = self._client.CollectorRegistry()
             registry.register(_Sums(self._client, run, [row for rows in of_node.values() for row in rows]))
             self._client.write_to_textfile(os.fspath(self._folder / f"{name}.prom"), registry)

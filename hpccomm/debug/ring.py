@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Mapping
 from types import CodeType
 
 import numpy as np
 
 from ..native import fastpath
+from ..process.settings import from_here
 from .records import EPOCH, Record
 
 
@@ -47,7 +47,7 @@ def last() -> int:
 def line(code: CodeType, instruction: int) -> str:
     """Return an instruction's file and line, ``"train.py:91"``; below the working directory, the path is relative."""
     number = next((at for start, end, at in code.co_lines() if start <= instruction < end and at), code.co_firstlineno)
-    return f"{code.co_filename.removeprefix(os.getcwd() + os.sep)}:{number}"
+    return f"{from_here(code.co_filename)}:{number}"
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import os
@@ -318,11 +319,12 @@ def _other_order(listing: list[list[str]]) -> str:
 
 def _packed(error: BaseException) -> Packed:
     """Return an error in a form that other ranks can unpack."""
-    try:
+    pickled, text = b"", "its str() raises"
+    with contextlib.suppress(Exception):  # the program's classes can raise anything
+        text = str(error)
+    with contextlib.suppress(Exception):
         pickled = pickle.dumps(error)
-    except Exception:  # the program's classes can raise anything
-        pickled = b""
-    return pickled, type(error).__name__, str(error)
+    return pickled, type(error).__name__, text
 
 
 def _unpacked(sent: Packed) -> BaseException:
@@ -338,4 +340,4 @@ def _unpacked(sent: Packed) -> BaseException:
 
 
 def _digest(text: str) -> int:
-    return zlib.crc32(text.encode())
+    return zlib.crc32(text.encode(errors="surrogateescape"))

@@ -82,6 +82,21 @@ def test_what_has_not_come_yet_is_not_looked_at(process_group: hc.ProcessGroup) 
         receive.wait()
 
 
+@pytest.mark.parametrize("is_persistent", [False, True])
+def test_ghosts_of_halos_are_not_looked_at(process_group: hc.ProcessGroup, is_persistent: bool) -> None:
+    block = np.full(5, np.nan)
+    block[1:-1] = 1
+    with hc.new_grid((process_group.size,), periodic=False) as grid, hpccomm.debug.check_numerics():
+        if is_persistent:
+            with hc.halo_exchange_init(block, grid) as halo:
+                halo.run()
+        else:
+            hc.halo_exchange(block, grid)
+        block[2] = np.inf
+        with pytest.raises(hc.DistError, match=r"arrays\[0\] before it: inf at \[1\], 1 of 3 elements"):
+            hc.halo_exchange(block, grid)
+
+
 def test_a_warning_lets_it_go_on(process_group: hc.ProcessGroup) -> None:
     x = np.array([np.nan])
     with hpccomm.debug.check_numerics("warn"), pytest.warns(hc.HpccommWarning, match="nan at") as seen:
@@ -106,6 +121,20 @@ def test_the_log_has_a_line_for_each_operation(
         hc.barrier()
         hc.barrier()
     assert (tmp_path / f"rank{me}.log").read_text().count("barrier") == 2
+
+
+@pytest.mark.once
+def test_the_log_stays_where_it_is_if_the_program_goes_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    group = hc.new_group(group_desc="own", use_local_synchronization=True, ranks=[hc.get_rank()])
+    with hpccomm.debug.log_operations("log"):
+        monkeypatch.chdir("elsewhere")
+        hc.barrier(group)
+    group.destroy()
+    assert (tmp_path / "log").read_text().count("barrier") == 1
 
 
 def test_the_log_names_the_global_rank_in_every_group(process_group: hc.ProcessGroup, tmp_path: Path) -> None:

@@ -108,6 +108,29 @@ def test_the_file_stays_when_the_program_has_ended(
 
 
 @pytest.mark.once
+def test_a_full_disk_ends_nothing_and_loses_no_totals(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    group = hc.new_group(ranks=[hc.get_rank()], use_local_synchronization=True)
+
+    def one_barrier() -> None:  # by a hook of its own, as on a rank of its own
+        with hpccomm.debug.write_metrics(folder):
+            hc.barrier(group)
+
+    one_barrier()
+    with monkeypatch.context() as patch:
+        patch.setattr("json.dump", full)
+        one_barrier()
+    assert "hpccomm: metrics can't be written: [Errno 28] No space left on device" in capfd.readouterr().err
+    one_barrier()
+    assert metrics(folder)["hpccomm_operations_total", group.name, "barrier"] == 2
+    group.destroy()
+
+
+@pytest.mark.once
 def test_metrics_need_a_folder(tmp_path: Path) -> None:
     with pytest.raises(NotADirectoryError, match="expected an existing folder"):
         hpccomm.debug.write_metrics(tmp_path / "none")

@@ -119,6 +119,57 @@ def test_a_program_whose_ranks_differ(tmp_path: Path, capsys: pytest.CaptureFixt
     assert json.loads(capsys.readouterr().out)["culprits"] == [1]
 
 
+OVERLAPPING = """
+    from mpi4py import MPI
+    import hpccomm as hc
+    rank = MPI.COMM_WORLD.rank
+    with hc.init_process_group(comm=MPI.COMM_WORLD.Split(rank == 3), timeout=20):
+        hc.barrier()
+    pair = MPI.COMM_WORLD.Split(0 if rank > 1 else MPI.UNDEFINED)
+    if rank > 1:
+        with hc.init_process_group(comm=pair, timeout=20):
+            hc.barrier()
+    """
+CORRECT = {
+    "a group has gone whose records are overwritten on one rank": """
+        import numpy as np, hpccomm as hc
+        with hc.init_process_group() as world:
+            with hc.new_group() as group:
+                for _ in range(9):
+                    hc.barrier(group)
+            del group
+            with hc.split_group(color=world.rank) as own:
+                for _ in range(0 if world.rank else 2500):
+                    hc.barrier(own)
+            hc.barrier()
+        """,
+    "the working directory has gone": """
+        import os, tempfile, numpy as np, hpccomm as hc
+        with hc.init_process_group():
+            hc.barrier()
+            with tempfile.TemporaryDirectory() as folder:
+                os.chdir(folder)
+            hc.all_gather_object([None] * 3, 1)
+        """,
+}
+
+
+@serial
+def test_clocks_are_compared_by_all_ranks_of_a_communicator_or_by_none(tmp_path: Path) -> None:
+    """For one rank it is larger than its last one, for the other not."""
+    run(tmp_path, OVERLAPPING, 4)
+
+
+@serial
+@pytest.mark.parametrize("program", CORRECT)
+def test_a_recording_finds_no_fault_with_a_correct_program(
+    program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said, _ = run(tmp_path, CORRECT[program], 3, "stack")
+    assert "can't be written" not in said
+    assert main(["trace", str(tmp_path / "recordings")]) == 0, capsys.readouterr().out
+
+
 @serial
 def test_the_size_of_the_ring_and_a_program_that_does_not_destroy(tmp_path: Path) -> None:
     program = "import hpccomm as hc\nhc.init_process_group()\nfor _ in range(9): hc.barrier()"
@@ -335,7 +386,8 @@ def test_the_summary() -> None:
     assert blocking.split() == ["all_reduce", "1", "KiB", "2", "2", "KiB", "2500.0", "2500.0", "0.00041"]
     assert overlapped.split()[:5] == ["all_reduce", "(async)", "1", "KiB", "4"]
     assert "clocks agree within 1.0 us" in summary(made_up())
-    for name, expected in (("all_gather_single", 200), ("all_to_all_single", 150), ("all_reduce", 300)):
+    of_single = {"all_gather_single": 200, "all_to_all_single": 150, "all_reduce": 300}
+    for name, expected in (of_single | {"reduce_scatter": 200, "all_to_all": 150, "redistribute": 150}).items():
         trace = Trace(0, 2, groups={"k": GroupInfo("world", (0, 1))})
         trace.records = [Record(name, 1, "k", "world", nbytes=300, begin=1.0, end=2.0, state="completed")]
         assert f"{expected} B" in operations([trace])

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from hpccomm.testing import agreement
+
 from ..launch import clean_environment, launch, time_limit
 from .suites import Together, outcomes, run
 
@@ -22,6 +24,14 @@ FAILING = {
     "one_rank": """
         def test_fails_on_rank_1():
             assert RANK != 1, "not here"
+        def test_communicates():
+            assert MPI.COMM_WORLD.allreduce(1) == 3
+        """,
+    "unprintable": """
+        class Bad(Exception):
+            def __str__(self): raise AttributeError("not yet")
+        def test_fails_on_rank_1():
+            if RANK == 1: raise Bad
         def test_communicates():
             assert MPI.COMM_WORLD.allreduce(1) == 3
         """,
@@ -130,6 +140,14 @@ def test_a_failure_on_one_rank_fails_on_all_and_the_ranks_stay_in_step(failing: 
     )
 
 
+def test_an_exception_that_has_no_text_fails_its_test_only(failing: Together) -> None:
+    assert failing.of("unprintable") == ["FAILED", "PASSED"]
+
+
+def test_a_tests_path_may_be_no_utf_8() -> None:
+    assert agreement._digest(os.fsdecode(b"t\xff")) != agreement._digest("t")
+
+
 def test_equal_tracebacks_are_printed_once(failing: Together) -> None:
     assert "failed on ranks 1-2 of 3; above: ranks 1-2" in failing.stdout
     assert failing.stdout.count("E       KeyError: 'not the first'") == 1
@@ -161,7 +179,7 @@ def test_a_skip_on_one_rank_skips_on_all(passing: Together) -> None:
 
 def test_expected_failures_are_agreed_on_too(failing: Together) -> None:
     assert failing.of("expected") == ["XFAIL", "XPASS", "FAILED"]
-    assert outcomes(failing.result) == {"failed": 4, "passed": 4, "xfailed": 1, "xpassed": 1, "error": 2}
+    assert outcomes(failing.result) == {"failed": 5, "passed": 5, "xfailed": 1, "xpassed": 1, "error": 2}
 
 
 def test_slow_ranks_are_not_taken_for_lost_ones(passing: Together) -> None:

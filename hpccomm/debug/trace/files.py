@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import json
 import os
+import shlex
 import socket
 import sys
 import time
@@ -77,34 +78,46 @@ class _Tracing:
             return
         self.written = mark
         try:
-            file = write_trace(self.folder)
+            folder = str(write_trace(self.folder).parent)
         except OSError as error:
             tell(f"hpccomm: the recording of rank {self.process[0]} can't be written: {error}")
             return
         if self.process[0] == 0:
-            folder = min(os.path.relpath(file.parent), str(file.parent), key=len)
-            tell(f"hpccomm: operations are recorded; to look at them: hpccomm trace {folder}")
+            with contextlib.suppress(OSError):  # the working directory has been removed
+                folder = min(os.path.relpath(folder), folder, key=len)
+            tell(f"hpccomm: operations are recorded; to look at them: hpccomm trace {shlex.quote(folder)}")
 
 
 _tracing: _Tracing | None = None
 
 
 def attach(group: ProcessGroup) -> None:
-    """Start recording with the first group, and compare clocks in the largest group; collective."""
+    """Start recording with the first group, and compare clocks in the largest group of all its ranks; collective."""
     global _tracing
     if _tracing is None:
         _tracing = _Tracing(group.settings)
-    if group.processes and group.size >= _tracing.clocks.size:  # the world, or made from a communicator
+    if _is_true_of_all(group, group.size >= _tracing.clocks.size):
         _tracing.clocks = Clocks(key_of(group), group.size)
         _tracing.clocks.measure(group)
 
 
 def detach(group: ProcessGroup) -> None:
     """Write the recording before the largest group is destroyed; collective."""
-    if _tracing is not None and _tracing.clocks.key == key_of(group):
-        with contextlib.suppress(RuntimeError):  # from MPI, if a rank dies now
+    if _tracing is None:
+        return
+    if (traced := _tracing.recorder.groups.get(key_of(group))) is not None:
+        traced.numbers()  # the last, which it keeps
+    is_measured = _tracing.clocks.key == key_of(group)
+    with contextlib.suppress(RuntimeError):  # from MPI, if a rank dies now
+        if _is_true_of_all(group, is_measured):
             _tracing.clocks.measure(group)
+    if is_measured:
         _tracing.write()
+
+
+def _is_true_of_all(group: ProcessGroup, mine: bool) -> bool:
+    """Ask all ranks of a group that is the world, or made from a communicator; return False for any other group."""
+    return bool(group.processes) and (group.comm is None or all(group.comm.allgather(mine)))
 
 
 # -- writing and reading -----------------------------------------------------------------------------------------

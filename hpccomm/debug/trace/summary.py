@@ -98,9 +98,10 @@ def ranks(traces: Sequence[Trace]) -> str:
 def message_bytes(record: Record, size: int) -> int:
     """Return the size in bytes of an operation's larger array."""
     name = record.name.removesuffix(START)
-    if name in ("all_gather_single", "reduce_scatter_single"):
+    if name.startswith(("all_gather", "reduce_scatter")):
         return record.nbytes * size // (size + 1)
-    return record.nbytes // 2 if name in ("all_to_all_single", "sendrecv") else record.nbytes
+    has_two = name in ("all_to_all", "all_to_all_single", "sendrecv", "redistribute")
+    return record.nbytes // 2 if has_two else record.nbytes
 
 
 def _percentile(ordered: Sequence[float], percent: float) -> float:
