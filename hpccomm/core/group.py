@@ -411,7 +411,7 @@ class ProcessGroup(Operations, MPI4PyNames):
         all_free = self.comm is None or meet(self, deadline)
         is_clean = not give_up_the_rest(self) and all_free  # otherwise the communicator is not freed
         # From here on every step runs, even if an earlier one has raised.
-        steps: list[Callable[[], Any]] = [functools.partial(observers.group_gone, self)]
+        steps: list[Callable[[], Any]] = [functools.partial(observers.group_gone, self, all_free)]
         steps += [each.close if is_clean else each.abort for each in reversed(self.dispatcher.backends.values())]
         steps.append(self.dispatcher.close)
         if self.comm is not None and not is_clean:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from .work import Work
+from .work import Progress, Work, is_of_a_signal_handler
 
 
 class JoinedWork(Work):
@@ -14,6 +14,11 @@ class JoinedWork(Work):
         super().__init__()
         self.alive = works
         self._works = works
+        each = [work.progress for work in works]
+        self.progress = Progress(
+            any_thread_may_poll=bool(each) and all(one.any_thread_may_poll for one in each),
+            is_released_at_once=any(one.is_released_at_once for one in each),
+        )
 
     @property
     def waits_on_stream(self) -> bool:
@@ -26,8 +31,10 @@ class JoinedWork(Work):
             return super().wait(timeout)
         try:
             self._do_to_all("wait")
-        except Exception:  # `block` raises it again, and ends this Work
-            return super().wait()
+        except Exception as error:
+            if is_of_a_signal_handler(error):
+                raise
+            return super().wait()  # `block` raises it again, and ends this Work
         return True
 
     def synchronize(self) -> None:

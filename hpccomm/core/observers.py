@@ -15,7 +15,7 @@ def register(**functions: Callable[..., Any]) -> None:
     """Register functions that observe groups, or return data to the core.
 
     ``coming()`` is called before the ranks of a communicator meet to make a group (some may never come),
-    ``made(group)`` on every rank of each new group, and ``gone(group)`` after its ranks have met to destroy it.
+    ``made(group)`` on every rank of each new group, and ``gone(group, all_come)`` after its ranks have met at its end.
     ``who_is_late()`` returns the verdict on a timed-out wait, and ``place(comm, nodes)`` the place of a group's store.
     """
     _registered.update(functions)
@@ -35,9 +35,9 @@ def new_group(group: Membership) -> None:
     _call("made", group)
 
 
-def group_gone(group: Membership) -> None:
-    """Announce that the ranks of a group have met to destroy it; its communicator still exists."""
-    _call("gone", group)
+def group_gone(group: Membership, all_come: bool) -> None:
+    """Announce that the ranks of a group have met; `all_come` to destroy it. Its communicator still exists."""
+    _call("gone", group, all_come)
 
 
 def who_is_late() -> str:

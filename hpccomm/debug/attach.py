@@ -49,12 +49,12 @@ def attach(group: ProcessGroup) -> None:
         trace_file.attach(group)
 
 
-def detach(group: ProcessGroup) -> None:
-    """Write the recording of a group that is being destroyed; its ranks have met, and its communicator still exists."""
+def detach(group: ProcessGroup, all_come: bool) -> None:
+    """Write the recording of a group that is being destroyed, by all ranks if `all_come`; its communicator exists."""
     if group.settings.trace != "0":
         from .trace import files as trace_file
 
-        trace_file.detach(group)
+        trace_file.detach(group, all_come)
 
 
 def _announce(group: ProcessGroup) -> None:

@@ -123,13 +123,14 @@ class _CheckNumerics:
 
     def _look(self, operation: Operation, when: str, not_at: set[str]) -> None:
         for name, value in operation.arguments.items():
-            if operation.name.startswith("halo_exchange") and name == "arrays":
+            if is_halo := operation.name.startswith("halo_exchange") and name == "arrays":
                 axes, widths = operation.arguments["axes"], operation.arguments["width"]
                 value = [_without_ghosts(*each, widths) for each in zip(value, axes)]
             for place, array in enumerate(arrays_in(value)):
                 bad = None if name in not_at else first_bad(array)
                 if bad is not None:
                     label = f"{name}[{place}]" if isinstance(value, list) else name
+                    label += " without its ghosts" * is_halo
                     message = f"{_in_words(operation)}: {label} {when} it: {bad} are not finite{on_rank()}"
                     if self._action == "raise":
                         raise DistError(message)

@@ -45,7 +45,7 @@ def last() -> int:
 
 @functools.lru_cache(maxsize=4096)
 def line(code: CodeType, instruction: int) -> str:
-    """Return an instruction's file and line, ``"train.py:91"``; below the working directory, the path is relative."""
+    """Return an instruction's file and line, ``"train.py:91"``, relative to the working directory at the start."""
     number = next((at for start, end, at in code.co_lines() if start <= instruction < end and at), code.co_firstlineno)
     return f"{from_here(code.co_filename)}:{number}"
 

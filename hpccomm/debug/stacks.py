@@ -7,6 +7,7 @@ arguments, `Dispatcher.run` of each operation (`self` and `call`), and the waits
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import inspect
@@ -32,7 +33,6 @@ from ..core.timeouts import KEEP_TIME, as_seconds
 from ..core.work import Work
 from ..job.reserve import Reserve
 from ..process.excepthook import AbortOnException
-from ..process.settings import from_here
 from .groups_seen import PACKAGE, works_in_flight
 from .mpi_calls import spec_of
 from .records import Record, describe, key_of_operation
@@ -345,8 +345,11 @@ def line_of(frame: FrameType) -> str:
 
 
 def file_of(frame: FrameType) -> str:
-    """Return a frame's file; below the working directory at the start, the path is relative."""
-    return from_here(frame.f_code.co_filename)
+    """Return a frame's file; below the working directory, the path is relative."""
+    file = frame.f_code.co_filename
+    with contextlib.suppress(OSError):  # the working directory has been removed
+        file = file.removeprefix(os.getcwd() + os.sep)
+    return file
 
 
 def place_in_program() -> tuple[str, str]:

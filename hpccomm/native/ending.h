@@ -45,8 +45,6 @@ static void node_end(void)
 {
     const struct timespec moment = {0, 1000000};
     int looks = 0, quiet = 0;
-    if (node_is_ending)
-        return;
     node_is_ending = 1;
     do {
         nanosleep(&moment, NULL);

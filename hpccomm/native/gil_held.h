@@ -60,7 +60,7 @@ typedef struct {  /* a blocking operation in the ring of the compiled fast path 
 } HeldRing;
 
 static struct {
-    pthread_mutex_t groups_lock, probing;
+    pthread_mutex_t groups_lock, probing, clock;
     HeldGroup *groups;
     int (*ring)(HeldRing *, int);
     int (*cuda_event_query)(void *), (*cuda_capture_mode)(int *);
@@ -72,7 +72,7 @@ static struct {
     volatile double stopped, looked; /* seconds in which this process was stopped; the watcher's last look, or 0 */
     volatile int stops, asks;        /* asks: the prober waits for the GIL */
     volatile long long times;        /* how often the prober has got it */
-} held = {.groups_lock = PTHREAD_MUTEX_INITIALIZER, .probing = PTHREAD_MUTEX_INITIALIZER};
+} held = {.groups_lock = PTHREAD_MUTEX_INITIALIZER, .probing = PTHREAD_MUTEX_INITIALIZER, .clock = PTHREAD_MUTEX_INITIALIZER};
 
 static double held_now(int clock)
 {
@@ -84,8 +84,11 @@ static double held_now(int clock)
 /* The seconds in which this process was stopped, also if the watcher has not run since. */
 static double held_stopped(void)
 {
-    double looked = held.looked, since = looked ? held_now(CLOCK_MONOTONIC) - looked : 0;
-    return held.stopped + (since >= HELD_STOPPED ? since : 0);
+    pthread_mutex_lock(&held.clock);
+    double since = held.looked ? held_now(CLOCK_MONOTONIC) - held.looked : 0;
+    double stopped = held.stopped + (since >= HELD_STOPPED ? since : 0);
+    pthread_mutex_unlock(&held.clock);
+    return stopped;
 }
 
 static void held_sleep(double seconds)
@@ -415,8 +418,10 @@ static void *held_watch(void *nothing)
     while (!held.stops) {
         held_sleep(HELD_LOOK);
         double now = held_now(CLOCK_MONOTONIC), step = now - held.looked;
+        pthread_mutex_lock(&held.clock);
         if (step >= HELD_STOPPED) held.stopped += step, step = 0;
         held.looked = now;
+        pthread_mutex_unlock(&held.clock);
         if (!held.asks || held.times != times) {
             seconds = has_reported = 0, times = held.times;
             continue;
@@ -447,6 +452,7 @@ static void held_in_child(void)
 {
     pthread_mutex_init(&held.groups_lock, NULL);
     pthread_mutex_init(&held.probing, NULL);
+    pthread_mutex_init(&held.clock, NULL);
     held.stops = 1, held.looked = 0;
 }
 

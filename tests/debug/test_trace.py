@@ -130,6 +130,19 @@ OVERLAPPING = """
         with hc.init_process_group(comm=pair, timeout=20):
             hc.barrier()
     """
+ONE_LEAVES = """
+    from mpi4py import MPI
+    import hpccomm as hc
+    rank = MPI.COMM_WORLD.rank
+    with hc.init_process_group(timeout=15):
+        hc.barrier()
+    pair = MPI.COMM_WORLD.Split(0 if rank < 2 else MPI.UNDEFINED)
+    if rank < 2:
+        world = hc.init_process_group(comm=pair, timeout=15)
+        hc.barrier()
+        if rank == 0:
+            world.destroy()
+    """
 CORRECT = {
     "a group has gone whose records are overwritten on one rank": """
         import numpy as np, hpccomm as hc
@@ -156,8 +169,9 @@ CORRECT = {
 
 @serial
 def test_clocks_are_compared_by_all_ranks_of_a_communicator_or_by_none(tmp_path: Path) -> None:
-    """For one rank it is larger than its last one, for the other not."""
+    """For one rank it is larger than its last one, for the other not; or one leaves without destroying it."""
     run(tmp_path, OVERLAPPING, 4)
+    run(tmp_path, ONE_LEAVES, 3)
 
 
 @serial

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import re
+import signal
 import sys
 import threading
 import weakref
@@ -17,6 +18,7 @@ import pytest
 
 import hpccomm as hc
 from hpccomm.cuda import seam
+from hpccomm.debug import watchdog
 
 from ..arrays import assert_same, strided
 from ..launch import until
@@ -669,10 +671,34 @@ def test_several_streams_may_wait_for_a_block(process_group: hc.ProcessGroup, ma
             gpus.values(summed), gpus.values(sent)  # no race
     work = block._block.work
     assert not work.is_completed()
+    assert work in [call.work() for call in watchdog.in_flight() if call.work is not None]
     machine.held = False
     work.synchronize()
     assert work.is_completed()
     assert_same(gpus.values(summed), np.full(3, float(process_group.size)))
+    alive = [weakref.ref(summed), weakref.ref(sent)]
+    del summed, sent, block, work
+    hc.all_reduce(gpus.array(np.ones(1)), async_op=True).wait()
+    gc.collect()
+    assert [each() for each in alive] == [None, None]
+
+
+def test_an_alarm_ends_the_wait_for_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    def handler(*_: object) -> None:
+        raise InterruptedError
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        with hc.coalescing(async_ops=True) as block:
+            hc.all_reduce(gpus.array(np.ones(3)))
+            hc.broadcast(gpus.array(np.ones(3)), 0)
+        monkeypatch.setattr(seam.runtime(), "wait", lambda *_: signal.raise_signal(signal.SIGALRM))
+        with pytest.raises(InterruptedError):
+            block.wait()
+        monkeypatch.undo()
+        block.wait()
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_what_a_coalescing_block_has_started_is_let_go(process_group: hc.ProcessGroup) -> None:

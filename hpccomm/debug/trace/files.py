@@ -101,15 +101,15 @@ def attach(group: ProcessGroup) -> None:
         _tracing.clocks.measure(group)
 
 
-def detach(group: ProcessGroup) -> None:
-    """Write the recording before the largest group is destroyed; collective."""
+def detach(group: ProcessGroup, all_come: bool) -> None:
+    """Write the recording before the largest group is destroyed; collective if `all_come`."""
     if _tracing is None:
         return
     if (traced := _tracing.recorder.groups.get(key_of(group))) is not None:
         traced.numbers()  # the last, which it keeps
     is_measured = _tracing.clocks.key == key_of(group)
     with contextlib.suppress(RuntimeError):  # from MPI, if a rank dies now
-        if _is_true_of_all(group, is_measured):
+        if all_come and _is_true_of_all(group, is_measured):
             _tracing.clocks.measure(group)
     if is_measured:
         _tracing.write()
