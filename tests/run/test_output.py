@@ -85,7 +85,7 @@ def test_the_report_of_a_call_that_holds_the_gil_is_on_the_terminal_and_in_the_l
             if world.rank == 0:
                 other.start()
                 time.sleep(0.5)
-                ctypes.PyDLL(None).sleep(8)
+                ctypes.PyDLL(None).system(b"for _ in $(seq 40); do sleep 0.2; done")
                 other.join()
             else:
                 time.sleep(1)
