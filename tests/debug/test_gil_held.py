@@ -109,9 +109,12 @@ def test_what_another_thread_waits_for_is_told_and_goes_on(what: str, tmp_path: 
             time.sleep(0.5)
             python.system(EIGHT_SECONDS)
             other.join()
+            os.mkdir("joined")
         else:
             time.sleep(1)
             {WAITS[what].replace("recv", "send").replace(", 1)", ", 0)")}
+            while not os.path.exists("joined"):  # destroy would wait for ten seconds only
+                time.sleep(0.1)
     """
     ended = run(program, tmp_path)
     name = WAITS[what].partition("(")[0].removeprefix("hc.")

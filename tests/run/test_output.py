@@ -78,8 +78,8 @@ def test_the_verdict_and_a_traceback_are_on_the_terminal_and_in_the_log(tmp_path
 
 @pytest.mark.skipif(gil_held is None, reason="without the compiled extension")
 def test_the_report_of_a_call_that_holds_the_gil_is_on_the_terminal_and_in_the_log(tmp_path: Path) -> None:
-    program = """
-        import ctypes, threading, time, numpy as np, hpccomm as hc
+    program = f"""
+        import ctypes, os, threading, time, numpy as np, hpccomm as hc
         with hc.init_process_group(timeout=3) as world:
             other = threading.Thread(target=hc.recv, args=(np.ones(3), 1))
             if world.rank == 0:
@@ -87,9 +87,12 @@ def test_the_report_of_a_call_that_holds_the_gil_is_on_the_terminal_and_in_the_l
                 time.sleep(0.5)
                 ctypes.PyDLL(None).system(b"for _ in $(seq 40); do sleep 0.2; done")
                 other.join()
+                os.mkdir({str(tmp_path / "joined")!r})
             else:
                 time.sleep(1)
                 hc.send(np.ones(3), 0)
+                while not os.path.exists({str(tmp_path / "joined")!r}):
+                    time.sleep(0.1)
         """
     finished = watched(program, tmp_path, 2, options=("--log-dir", tmp_path / "logs"), status=0)
     said = "rank 0: Python has not run for"
