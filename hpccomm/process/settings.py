@@ -145,16 +145,16 @@ def _size(environ: Mapping[str, str], name: str, default: int) -> int:
     return int(said)
 
 
-HERE = os.sep  # the working directory at the start of the program
+HERE = ""  # the working directory at the start of the program
 with contextlib.suppress(OSError):  # it has been removed
-    HERE = os.path.join(os.getcwd(), "")
+    HERE = os.getcwd() + os.sep
 
 _run = ""  # the name of this run's folder, drawn at random by rank 0
 
 
 def from_here(path: str) -> str:
     """Return a path relative to the working directory at the start, if it is below that."""
-    return path if os.sep == HERE else path.removeprefix(HERE)
+    return path.removeprefix(HERE)
 
 
 def job_id(environ: Mapping[str, str] = os.environ) -> str:
